@@ -1,0 +1,52 @@
+"""The policies, a file each. This table is the one list of names; modules load on first use."""
+
+_HERE = "stretto.core.policies."
+
+BUILTIN: dict[str, str] = {
+    "fifo": _HERE + "fifo",
+    "fit-first": _HERE + "fit_first",
+    "backfill-easy": _HERE + "backfill_easy",
+    "backfill-conservative": _HERE + "backfill_conservative",
+    "gang": _HERE + "gang",
+    "round-robin": _HERE + "round_robin",
+    "elastic-fifo": _HERE + "elastic_fifo",
+    "sjf": _HERE + "sjf",
+    "srjf": _HERE + "srjf",
+    "srtf": _HERE + "srtf",
+    "srsf": _HERE + "srsf",
+    "elastic-srjf": _HERE + "elastic_srjf",
+    "elastic-srtf": _HERE + "elastic_srtf",
+    "elastic-srsf": _HERE + "elastic_srsf",
+    "edf": _HERE + "edf",
+    "elastic-edf": _HERE + "elastic_edf",
+    "elasticflow": _HERE + "elasticflow",
+    "tiresias": _HERE + "tiresias",
+    "tiresias-gittins": _HERE + "tiresias_gittins",
+    "elastic-tiresias": _HERE + "elastic_tiresias",
+    "ffdl": _HERE + "ffdl",
+    "afs-l": _HERE + "afs_l",
+    "optimus": _HERE + "optimus",
+    "fulfilment": _HERE + "fulfilment",
+    "themis": _HERE + "themis",
+    "gavel": _HERE + "gavel",
+    "pollux": _HERE + "pollux",
+    "sia": _HERE + "sia",
+    "priority": _HERE + "priority",
+    "stretto": _HERE + "stretto",
+}
+
+ALIASES: dict[str, str] = {
+    "fjf": "fit-first",
+    "easy": "backfill-easy",
+    "easy-backfill": "backfill-easy",
+    "conservative": "backfill-conservative",
+    "conservative-backfill": "backfill-conservative",
+    "rr": "round-robin",
+    "gittins": "tiresias-gittins",
+    "tiresias-las": "tiresias",
+    "las": "tiresias",
+    "2d-las": "tiresias",
+    "2d-gittins": "tiresias-gittins",
+    "afs": "afs-l",
+    "elastic-rr": "elastic-fifo",
+}

@@ -1,0 +1,152 @@
+"""What a policy is, what it declares, and how one is found by name.
+
+A policy is a pure function `(view, memory, options) -> Decision`, registered under a name:
+
+    class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        quantum_s: float = 60.0
+
+    @policy("round-robin", traits=Traits(preempts="any"), options=Options)
+    def round_robin(view: Snapshot, memory: Memory, options: Options) -> Decision: ...
+
+`load(name, settings)` binds the options and gives a `Policy` with `decide(view, memory)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from stretto.core.decision import Decision, Memory
+from stretto.core.listing import ListRule
+from stretto.core.snapshot import Snapshot
+from stretto.errors import PolicyError, UsageError, unknown
+
+
+class Traits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy promises; the contract suite checks what is declared."""
+
+    work_conserving: bool = False
+    """Afterwards no waiting job's minimum fits, and no running job would gain from the free slots."""
+    preempts: Literal["never", "higher", "any"] = "any"
+    """`higher`: a job is stopped only if jobs strictly ahead of it leave it no room."""
+    starvation_free: bool = False
+    """In simulation every job starts within a bound that does not depend on later arrivals."""
+    elastic: bool = False
+    """Gives min..max workers; otherwise 0 or exactly the requested number."""
+    rounds: bool = False
+    """Decides at its own times only (`wake_s`), not when something happens."""
+    uses: frozenset[Literal["length", "curve", "deadline", "history", "priority"]] = frozenset()
+    """What it must know of a job beyond its request."""
+    adapts_batch: bool = False
+    """Chooses the batch size too, where the job allows it."""
+
+
+class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For policies without any."""
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy with its options bound."""
+
+    name: str
+    traits: Traits
+    options: Any
+    summary: str
+    function: Callable[[Snapshot, Memory, Any], Decision]
+    rule: ListRule | None = None
+    """Set when the policy is a declared order; the simulator then runs it incrementally."""
+
+    def decide(self, view: Snapshot, memory: Memory) -> Decision:
+        """Answer for this snapshot. Pure: the same arguments give the same answer."""
+        return self.function(view, memory, self.options)
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    name: str
+    traits: Traits
+    options: type[msgspec.Struct]
+    function: Callable[[Snapshot, Memory, Any], Decision]
+    rule: Callable[[Any], ListRule] | None
+
+
+_registered: dict[str, _Entry] = {}
+
+F = TypeVar("F", bound=Callable[..., Decision])
+
+
+def policy(
+    name: str,
+    *,
+    traits: Traits,
+    options: type[msgspec.Struct] = NoOptions,
+    rule: Callable[[Any], ListRule] | None = None,
+) -> Callable[[F], F]:
+    """Register a function as the policy of that name."""
+
+    def register(function: F) -> F:
+        _registered[name] = _Entry(name, traits, options, function, rule)
+        return function
+
+    return register
+
+
+def load(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
+    """The built-in or already registered policy of that name, with these options."""
+    from stretto.core.policies import ALIASES, BUILTIN
+
+    name = ALIASES.get(name, name)
+    if name not in _registered and name in BUILTIN:
+        importlib.import_module(BUILTIN[name])
+    if name not in _registered:
+        raise unknown("policy", name, sorted({*BUILTIN, *_registered}))
+    entry = _registered[name]
+    options = _bind(entry, settings or {})
+    return Policy(
+        name=name,
+        traits=entry.traits,
+        options=options,
+        summary=(entry.function.__doc__ or "").strip().split("\n")[0],
+        function=entry.function,
+        rule=entry.rule(options) if entry.rule else None,
+    )
+
+
+def option_names(name: str) -> list[str]:
+    """The options that `load` takes for this policy."""
+    load(name)
+    from stretto.core.policies import ALIASES
+
+    return list(_registered[ALIASES.get(name, name)].options.__struct_fields__)
+
+
+def _bind(entry: _Entry, settings: Mapping[str, Any]) -> Any:
+    fields = {field.name: field for field in msgspec.structs.fields(entry.options)}
+    for key in settings:
+        if key not in fields:
+            raise unknown(f"option of policy {entry.name}", key, list(fields))
+    values = {key: _split(value, fields[key].type) for key, value in settings.items()}
+    try:
+        return msgspec.convert(values, entry.options, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"policy {entry.name}: {error}",
+            hint=f"options and defaults: {entry.options()}",
+        ) from None
+
+
+def _split(value: Any, kind: Any) -> Any:
+    """`3250,7200` on a command line is a list where the option is one."""
+    if isinstance(value, str) and str(kind).startswith("tuple"):
+        return [part for part in value.split(",") if part]
+    return value
+
+
+def fail(policy_name: str, message: str) -> PolicyError:
+    """The error for a policy that broke its contract."""
+    return PolicyError(
+        f"policy {policy_name!r}: {message}",
+        hint="the decision was not carried out; this is a defect of the policy, not of the trace",
+    )

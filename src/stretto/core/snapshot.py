@@ -1,0 +1,139 @@
+"""What a policy may look at: the cluster and the active jobs, as columns, at one moment.
+
+Every column has one entry per active job, in order of job number; numbers are given in order of
+(submit time, id), so a smaller number came earlier. Arrays are never changed after the snapshot was
+built. Units: seconds, milli-GPU, milli-CPU, MiB, and *steps* for work.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+GPU = 1000
+"""One whole GPU, in milli-GPU."""
+
+
+class Nodes(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines that are up. `pool` is the index of the node's device type in `Snapshot.pools`."""
+
+    name: tuple[str, ...]
+    pool: IntArray
+    devices: IntArray
+    cpu_milli: IntArray
+    memory_mib: IntArray
+    gpu_memory_mib: IntArray
+    """Memory of one device."""
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of jobs that have finished, per class, ascending: seconds they need on `requested` workers.
+
+    Only a recent, bounded number is kept per class; `everyone` is the same over all classes.
+    """
+
+    by_class: tuple[FloatArray, ...] = ()
+    everyone: FloatArray = msgspec.field(default_factory=lambda: np.empty(0))
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a policy may look at, immutable."""
+
+    now_s: float
+    pools: tuple[str, ...]
+    """Device types. Most clusters have one."""
+    capacity: IntArray
+    """Milli-GPU per pool on nodes that are up."""
+    nodes: Nodes
+    rates: FloatArray
+    """Throughput in steps/s: rates[pool, curve, workers]; rates[..., 0] == 0, never falling in workers."""
+    history: History = msgspec.field(default_factory=History)
+
+    # What was asked for. One entry per active job.
+    job: IntArray
+    """The job's number: unique, ascending, stable over its life; breaks every tie."""
+    klass: IntArray
+    """Jobs of one class (same script, model, user …) are expected to behave alike."""
+    submit_s: FloatArray
+    priority: IntArray
+    """Larger is more urgent."""
+    deadline_s: FloatArray
+    """Absolute; inf when there is none."""
+    requested: IntArray
+    """Workers asked for: what rigid policies give."""
+    min_workers: IntArray
+    max_workers: IntArray
+    width: IntArray
+    """Milli-GPU per worker."""
+    fixed_milli: IntArray
+    """Milli-GPU of fixed roles (parameter servers, a master), taken once while the job runs."""
+    demand: IntArray
+    """[job, 3]: CPU milli, memory MiB and GPU memory MiB per worker; zeros where nothing was asked."""
+    curve: IntArray
+    """Row of `rates` that holds now."""
+    resize_s: FloatArray
+    """What a change of workers costs the job, in seconds without progress."""
+    start_s: FloatArray
+    """What a start from zero costs it."""
+    is_service: BoolArray
+    wanted: IntArray
+    """For services: the replicas the load asks for now. Zero for training jobs."""
+
+    # What has happened so far.
+    workers: IntArray
+    """Workers now; 0 while waiting."""
+    pool: IntArray
+    """Pool it runs on, -1 while waiting."""
+    placed: IntArray
+    """[job, node] workers on each node; an empty [job, 0] array where GPUs are only counted."""
+    remaining: FloatArray
+    """Work left, in steps, as far as known; nan when the length is unknown."""
+    remaining_sd: FloatArray
+    """Standard deviation of log(remaining): 0 when exact."""
+    done: FloatArray
+    """Work done so far, in steps."""
+    ran_s: FloatArray
+    """Time with workers, restarts included."""
+    gpu_s: FloatArray
+    """Attained service: GPU-seconds held."""
+    waited_s: FloatArray
+    """Time without workers since submission."""
+    started_s: FloatArray
+    """First start; nan before it."""
+    changed_s: FloatArray
+    """Last change of workers, or the submission."""
+    restarts: IntArray
+    """Starts and resizes so far."""
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+    @property
+    def total_milli(self) -> int:
+        """Capacity of all pools together."""
+        return int(self.capacity.sum())
+
+    @property
+    def need(self) -> IntArray:
+        """Milli-GPU that each job takes at its requested size."""
+        need: IntArray = self.requested * self.width + self.fixed_milli
+        return need
+
+    def rate(self, workers: IntArray, pool: int = 0) -> FloatArray:
+        """Steps per second of every job on that many workers of one pool."""
+        top = self.rates.shape[2] - 1
+        rate: FloatArray = self.rates[pool, self.curve, np.minimum(workers, top)]
+        return rate
+
+    def remaining_s(self, workers: IntArray, pool: int = 0) -> FloatArray:
+        """Seconds left on that many workers: inf on none, nan when the length is unknown."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            left: FloatArray = np.where(self.remaining == 0, 0.0, self.remaining / self.rate(workers, pool))
+        return left

@@ -1,0 +1,59 @@
+"""The error tree. Every error says what went wrong and what to change.
+
+StrettoError                 exit code
+├── UsageError               2   an unknown name, option or value on the command line or in the API
+│   └── SpecError            2   a job file that cannot be accepted
+├── TraceError               2   a trace or cluster file that cannot be read (names the row or job)
+├── PolicyError              3   a policy raised, or broke one of its invariants (names the job)
+└── MissingExtra             4   a part that needs an optional dependency which is not installed
+"""
+
+from __future__ import annotations
+
+
+class StrettoError(Exception):
+    """Base of all our errors: a code for machines, a message and a hint for people."""
+
+    code = "error"
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(StrettoError):
+    code = "usage"
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    code = "spec"
+
+
+class TraceError(StrettoError):
+    code = "trace"
+    exit_code = 2
+
+
+class PolicyError(StrettoError):
+    code = "policy"
+    exit_code = 3
+
+
+class MissingExtra(StrettoError):
+    code = "missing-extra"
+    exit_code = 4
+
+
+def unknown(kind: str, name: str, known: list[str]) -> UsageError:
+    """The error for a name that is not in a table: it lists what is, and guesses what was meant."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1)
+    guess = f"did you mean {close[0]!r}? " if close else ""
+    return UsageError(f"unknown {kind} {name!r}", hint=f"{guess}known: {', '.join(sorted(known))}")

@@ -1,0 +1,1 @@
+"""The simulated world: traces in, decisions by the real policies, metrics out. Virtual time only."""

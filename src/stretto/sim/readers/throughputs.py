@@ -1,0 +1,60 @@
+"""Measured scaling curves: iterations/s by model, global batch size and number of GPUs.
+
+A set of curves is a folder with one CSV per model: `global_batch_size,1,2,4,…`. Two sets come with the
+package (`A100`, `T4`). Blank, nan or 0 means not measured.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from stretto.core.snapshot import FloatArray
+from stretto.errors import TraceError, unknown
+
+_DATA = Path(__file__).parent.parent / "data"
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One row: the sizes that were measured, ascending, and iterations/s at each."""
+
+    levels: tuple[int, ...]
+    rates: tuple[float, ...]
+
+    def curve(self) -> FloatArray:
+        """T(n) for n = 0..the smallest level with the highest T: linear between levels, never falling."""
+        best = int(np.argmax(self.rates))
+        n = np.arange(self.levels[best] + 1)
+        line = np.interp(n, (0, *self.levels), (0.0, *self.rates))
+        rising: FloatArray = np.maximum.accumulate(line)
+        return rising
+
+
+def load(source: str) -> dict[tuple[str, int], Measured]:
+    """(model, global batch) → its measurements. `source` is `A100`, `T4` or a folder."""
+    folder = _DATA / f"throughputs_{source}"
+    if not folder.is_dir():
+        folder = Path(source)
+    if not folder.is_dir():
+        raise unknown("set of throughputs", source, [p.name.removeprefix("throughputs_") for p in _DATA.glob("thr*")])
+    found: dict[tuple[str, int], Measured] = {}
+    for path in sorted(folder.glob("*.csv")):
+        with path.open(newline="") as file:
+            lines = list(csv.reader(file))
+        levels = [int(cell) for cell in lines[0][1:]]
+        for line in lines[1:]:
+            cells = [float(cell) if cell.strip() else 0.0 for cell in line[1:]]
+            pairs = [(n, t) for n, t in zip(levels, cells, strict=False) if t > 0]
+            if not pairs:
+                raise TraceError(f"{path.name}: batch {line[0]} has no measurement", hint="remove the line")
+            found[path.stem, int(line[0])] = Measured(tuple(n for n, _ in pairs), tuple(t for _, t in pairs))
+    return found
+
+
+def stack(curves: list[FloatArray]) -> FloatArray:
+    """Curves of different lengths as one table [1, curve, workers]; beyond its end a curve stays level."""
+    width = max(len(curve) for curve in curves)
+    return np.stack([np.pad(curve, (0, width - len(curve)), mode="edge") for curve in curves])[None]

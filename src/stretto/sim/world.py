@@ -1,0 +1,71 @@
+"""The simulated world's settings and what a run of it leaves behind."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from stretto.core.snapshot import BoolArray, FloatArray, IntArray
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A node goes down or comes back."""
+
+    at_s: float
+    node: int
+    up: bool = False
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the world charges and hides. The defaults are a free and honest world."""
+
+    start_s: float = 0.0
+    """Seconds without progress at every start from zero."""
+    resize_s: float = 0.0
+    """Seconds without progress at every change of size or place."""
+    lengths: Literal["known", "unknown"] = "known"
+    """Whether policies are told how much work is left."""
+    estimate_sd: float = 0.0
+    """Log-normal error of the lengths that policies are told; one factor per job, by seed."""
+    placement: str = ""
+    """Name of a placement; empty: GPUs are only counted."""
+    failures: tuple[Failure, ...] = ()
+    checkpoint_s: float = 0.0
+    """Progress that a job loses, at most, when a failure leaves it no worker."""
+    seed: int = 0
+    record: bool = False
+    """Keep every decision, so that it can be drawn, explained or replayed."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One job's workers changed: what the timeline is drawn from."""
+
+    at_s: float
+    job: int
+    workers: int
+    pool: int
+    reason: int
+    first: float
+    second: float
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to every job of the trace, in the trace's order, and to the cluster."""
+
+    policy: str
+    start_s: FloatArray
+    """First start; nan if it never ran."""
+    finish_s: FloatArray
+    """nan for jobs that were rejected."""
+    gpu_s: FloatArray
+    """GPU-seconds held."""
+    preemptions: IntArray
+    resizes: IntArray
+    paused_s: FloatArray
+    """Seconds with workers but without progress (starts and resizes)."""
+    rejected: BoolArray
+    is_service: BoolArray
+    events: int
+    decisions: int
+    changes: tuple[Change, ...] = ()
