@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from stretto.core import pools, services
 from stretto.core.decision import Decision, Memory
 from stretto.core.listing import ListRule
 from stretto.core.snapshot import Snapshot
@@ -40,6 +41,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """Decides at its own times only (`wake_s`), not when something happens."""
     uses: frozenset[Literal["length", "curve", "deadline", "history", "priority"]] = frozenset()
     """What it must know of a job beyond its request."""
+    pools: bool = False
+    """Chooses device types itself; otherwise it sees one merged pool and `pools.assign` does."""
     adapts_batch: bool = False
     """Chooses the batch size too, where the job allows it."""
 
@@ -60,7 +63,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Set when the policy is a declared order; the simulator then runs it incrementally."""
 
     def decide(self, view: Snapshot, memory: Memory) -> Decision:
-        """Answer for this snapshot. Pure: the same arguments give the same answer."""
+        """Answer for this snapshot. Pure: the same arguments give the same answer.
+
+        Services are served first; the policy decides on training jobs and what room is left.
+        """
+        if view.is_service.any():
+            return services.first(view, lambda rest: self._train(rest, memory))
+        return self._train(view, memory)
+
+    def _train(self, view: Snapshot, memory: Memory) -> Decision:
+        if len(view.pools) > 1 and not self.traits.pools:
+            return pools.assign(view, self.function(pools.merged(view), memory, self.options))
         return self.function(view, memory, self.options)
 
 

@@ -1,0 +1,58 @@
+"""Services first: they get the replicas their load asks for before any training job gets a worker.
+
+The policy then sees only the training jobs and the room that is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from stretto.core.decision import Decision
+from stretto.core.reasons import Reason
+from stretto.core.snapshot import BoolArray, IntArray, Snapshot
+
+_JOB_COLUMNS = (
+    "job", "klass", "submit_s", "priority", "deadline_s", "requested", "min_workers", "max_workers", "width",
+    "fixed_milli", "demand", "curve", "resize_s", "start_s", "is_service", "wanted", "workers", "pool", "placed",
+    "remaining", "remaining_sd", "done", "ran_s", "gpu_s", "waited_s", "started_s", "changed_s", "restarts",
+)  # fmt: skip
+
+
+def only(view: Snapshot, keep: BoolArray, capacity: IntArray | None = None) -> Snapshot:
+    """The snapshot of some of the jobs, optionally with other capacity."""
+    columns = {name: getattr(view, name)[keep] for name in _JOB_COLUMNS}
+    return msgspec.structs.replace(view, capacity=view.capacity if capacity is None else capacity, **columns)
+
+
+def first(view: Snapshot, train: Callable[[Snapshot], Decision]) -> Decision:
+    """Serve the services by priority and age, then let `train` decide on the rest."""
+    n = len(view)
+    workers, pool = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    reason, detail = np.zeros(n, np.int64), np.zeros((n, 2))
+    free = view.capacity.copy()
+    for j in np.lexsort((view.job, -view.priority)).tolist():
+        if view.is_service[j]:
+            wish = int(np.clip(view.wanted[j], view.min_workers[j], view.max_workers[j]))
+            old = int(view.pool[j])
+            pool[j] = old if old >= 0 and wish * view.width[j] <= free[old] else int(np.argmax(free))
+            got = min(wish, (int(free[pool[j]]) - int(view.fixed_milli[j])) // max(int(view.width[j]), 1))
+            workers[j] = got if got >= view.min_workers[j] else 0
+            free[pool[j]] -= workers[j] * view.width[j] + (view.fixed_milli[j] if workers[j] else 0)
+            reason[j] = Reason.SERVICE_LOAD if workers[j] else Reason.NO_ROOM
+            detail[j] = wish, free[pool[j]] / 1000
+    training = ~view.is_service
+    rest = train(only(view, training, free))
+    workers[training], pool[training] = rest.workers, rest.pool
+    reason[training], detail[training] = rest.reason, rest.detail
+    rejected = None
+    if rest.rejected is not None:
+        rejected = np.zeros(n, np.bool_)
+        rejected[training] = rest.rejected
+    nodes = None
+    return Decision(
+        workers=workers, pool=pool, reason=reason, detail=detail, memory=rest.memory, wake_s=rest.wake_s,
+        rejected=rejected, nodes=nodes,
+    )  # fmt: skip
