@@ -10,6 +10,8 @@ StrettoError                 exit code
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 class StrettoError(Exception):
     """Base of all our errors: a code for machines, a message and a hint for people."""
@@ -31,8 +33,21 @@ class UsageError(StrettoError):
     exit_code = 2
 
 
+class Problem(NamedTuple):
+    """One thing that is wrong with a job file."""
+
+    line: int
+    """From 1; 0 when there is none to point at."""
+    field: str
+    text: str
+
+
 class SpecError(UsageError):
     code = "spec"
+
+    def __init__(self, message: str, *, hint: str = "", problems: tuple[Problem, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.problems = problems
 
 
 class TraceError(StrettoError):

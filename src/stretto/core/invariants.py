@@ -9,7 +9,10 @@ import numpy as np
 
 from stretto.core.decision import Decision
 from stretto.core.policy import Policy, fail
+from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, Snapshot
+
+_LAST = max(Reason)
 
 
 def check(policy: Policy, view: Snapshot, decision: Decision) -> None:
@@ -35,6 +38,8 @@ def check(policy: Policy, view: Snapshot, decision: Decision) -> None:
         raise fail(policy.name, f"wants to be woken at {decision.wake_s}, which is not after {view.now_s}")
     if n and not (decision.reason > 0).all():
         raise _job(policy, view, int(np.argmax(decision.reason <= 0)), "has no reason")
+    if n and int(decision.reason.max()) > _LAST:
+        raise _job(policy, view, int(np.argmax(decision.reason)), f"has the unknown reason {decision.reason.max()}")
 
 
 def _shapes(policy: Policy, n: int, decision: Decision) -> None:
@@ -45,8 +50,13 @@ def _shapes(policy: Policy, n: int, decision: Decision) -> None:
         if not isinstance(array, np.ndarray) or array.shape != shape:
             got = getattr(array, "shape", type(array).__name__)
             raise fail(policy.name, f"{field} must be an array of shape {shape}, got {got}")
-    if not np.issubdtype(decision.workers.dtype, np.integer):
-        raise fail(policy.name, f"workers must be whole numbers, got {decision.workers.dtype}")
+    for field in ("workers", "pool", "reason"):
+        kind = getattr(decision, field).dtype
+        if not np.issubdtype(kind, np.integer):
+            raise fail(policy.name, f"{field} must be whole numbers, got {kind}")
+    gone = decision.rejected
+    if gone is not None and (not isinstance(gone, np.ndarray) or gone.shape != (n,) or gone.dtype != np.bool_):
+        raise fail(policy.name, f"rejected must be None or an array of {n} truth values")
 
 
 def _capacity(policy: Policy, view: Snapshot, decision: Decision) -> None:

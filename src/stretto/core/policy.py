@@ -14,7 +14,8 @@ A policy is a pure function `(view, memory, options) -> Decision`, registered un
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -77,15 +78,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.function(view, memory, self.options)
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True):
+    """A registration: what `@policy` was told, and the function."""
+
     name: str
     traits: Traits
     options: type[msgspec.Struct]
     function: Callable[[Snapshot, Memory, Any], Decision]
-    rule: Callable[[Any], ListRule] | None
+    rule: Callable[[Any], ListRule | None] | None
 
 
-_registered: dict[str, _Entry] = {}
+_registered: dict[str, Entry] = {}
 
 F = TypeVar("F", bound=Callable[..., Decision])
 
@@ -95,12 +98,12 @@ def policy(
     *,
     traits: Traits,
     options: type[msgspec.Struct] = NoOptions,
-    rule: Callable[[Any], ListRule] | None = None,
+    rule: Callable[[Any], ListRule | None] | None = None,
 ) -> Callable[[F], F]:
     """Register a function as the policy of that name."""
 
     def register(function: F) -> F:
-        _registered[name] = _Entry(name, traits, options, function, rule)
+        _registered[name] = Entry(name, traits, options, function, rule)
         return function
 
     return register
@@ -108,6 +111,11 @@ def policy(
 
 def load(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
     """The built-in or already registered policy of that name, with these options."""
+    return bind(entry(name), settings or {})
+
+
+def entry(name: str) -> Entry:
+    """The registration of a built-in or already registered policy; loads its module on first use."""
     from stretto.core.policies import ALIASES, BUILTIN
 
     name = ALIASES.get(name, name)
@@ -115,27 +123,43 @@ def load(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
         importlib.import_module(BUILTIN[name])
     if name not in _registered:
         raise unknown("policy", name, sorted({*BUILTIN, *_registered}))
-    entry = _registered[name]
-    options = _bind(entry, settings or {})
+    return _registered[name]
+
+
+def bind(of: Entry, settings: Mapping[str, Any]) -> Policy:
+    """The registered policy with these options."""
+    options = _bind(of, settings)
     return Policy(
-        name=name,
-        traits=entry.traits,
+        name=of.name,
+        traits=of.traits,
         options=options,
-        summary=(entry.function.__doc__ or "").strip().split("\n")[0],
-        function=entry.function,
-        rule=entry.rule(options) if entry.rule else None,
+        summary=(of.function.__doc__ or "").strip().split("\n")[0],
+        function=of.function,
+        rule=of.rule(options) if of.rule else None,
     )
 
 
 def option_names(name: str) -> list[str]:
     """The options that `load` takes for this policy."""
-    load(name)
-    from stretto.core.policies import ALIASES
-
-    return list(_registered[ALIASES.get(name, name)].options.__struct_fields__)
+    return list(entry(name).options.__struct_fields__)
 
 
-def _bind(entry: _Entry, settings: Mapping[str, Any]) -> Any:
+@contextmanager
+def apart() -> Iterator[dict[str, Entry]]:
+    """Registrations made inside go to the caller instead of the table (built-in policies excepted)."""
+    from stretto.core.policies import BUILTIN
+
+    before, found = dict(_registered), dict[str, Entry]()
+    try:
+        yield found
+    finally:
+        for name, each in list(_registered.items()):
+            if before.get(name) is not each and each.function.__module__ != BUILTIN.get(name):
+                found[name] = _registered.pop(name)
+        _registered.update({name: before[name] for name in found if name in before})
+
+
+def _bind(entry: Entry, settings: Mapping[str, Any]) -> Any:
     fields = {field.name: field for field in msgspec.structs.fields(entry.options)}
     for key in settings:
         if key not in fields:

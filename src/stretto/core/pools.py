@@ -2,6 +2,7 @@
 
 A job keeps its pool while it has room there; the others take, widest first, the pool with the most room left.
 An elastic job that fits nowhere in full takes what the roomiest pool has, if that is its minimum at least.
+No job is sent where it makes no progress while it would elsewhere.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 
 from stretto.core.decision import Decision
 from stretto.core.reasons import Reason
-from stretto.core.snapshot import GPU, Snapshot
+from stretto.core.snapshot import GPU, BoolArray, IntArray, Snapshot
 
 
 def merged(view: Snapshot) -> Snapshot:
@@ -33,16 +34,24 @@ def assign(view: Snapshot, decision: Decision) -> Decision:
     pool = np.maximum(view.pool, 0)
     need = workers * view.width + view.fixed_milli
     runs = np.flatnonzero(workers)
-    stays = view.pool[runs] >= 0
+    stays, useless = view.pool[runs] >= 0, _useless(view, workers)
     for j in runs[np.lexsort((view.job[runs], -need[runs], ~stays))].tolist():
         old = int(view.pool[j])
-        best = old if old >= 0 and need[j] <= free[old] else int(np.argmax(free))
-        if need[j] > free[best]:
-            most = (int(free[best]) - int(view.fixed_milli[j])) // max(int(view.width[j]), 1)
+        room = np.where(useless[:, j], -1, free)
+        best = old if old >= 0 and need[j] <= room[old] else int(np.argmax(room))
+        if need[j] > room[best]:
+            most = (int(room[best]) - int(view.fixed_milli[j])) // max(int(view.width[j]), 1)
             workers[j] = min(most, workers[j]) if most >= view.min_workers[j] else 0
             if not workers[j]:
-                reason[j], detail[j] = Reason.FRAGMENTED, (decision.workers[j], free[best] / GPU)
+                reason[j], detail[j] = Reason.FRAGMENTED, (decision.workers[j], room[best] / GPU)
                 continue
         pool[j] = best
         free[best] -= workers[j] * view.width[j] + view.fixed_milli[j]
-    return msgspec.structs.replace(decision, workers=workers, pool=pool, reason=reason, detail=detail)
+    return msgspec.structs.replace(decision, workers=workers, pool=pool, reason=reason, detail=detail, nodes=None)
+
+
+def _useless(view: Snapshot, workers: IntArray) -> BoolArray:
+    """[pool, job] where a job would make no progress, but somewhere else it would."""
+    speed = np.stack([view.rate(workers, pool) for pool in range(len(view.pools))])
+    useless: BoolArray = (speed == 0) & speed.any(axis=0)
+    return useless

@@ -62,12 +62,12 @@ _TEXT: dict[Reason, str] = {
     Reason.NOT_WORTH_RESIZE: "stays as it is: a resize would gain {0:g} s and cost {1:g} s",
     Reason.FAIR_SHARE: "runs on its fair share of {0:g} GPUs",
     Reason.BEHIND_FAIR_SHARE: "goes first: its slowdown against a fair share would reach {0:g}, the limit is {1:g}",
-    Reason.YIELDS_TO_SERVICE: "gives way to a service that needs {0:g} GPUs",
+    Reason.YIELDS_TO_SERVICE: "gives way to services, which need {0:g} GPUs",
     Reason.SERVICE_LOAD: "serves: the load asks for {0:g} replicas",
     Reason.TOO_LARGE: "can never run here: it needs {0:g} GPUs, the cluster has {1:g}",
     Reason.FRAGMENTED: "waits: {1:g} GPUs are free but no nodes have room for {0:g} workers",
     Reason.CHOSEN_BY_SOLVER: "the optimiser gave it {0:g} workers (value {1:g})",
-    Reason.NODE_LOST: "stopped: a node it ran on was lost",
+    Reason.NODE_LOST: "a node it ran on was lost: {0:g} of its workers are left",
     Reason.NEARLY_DONE: "stays as it is: it ends in {0:g} s",
 }
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from stretto.core.decision import Decision
 from stretto.core.reasons import Reason
-from stretto.core.snapshot import BoolArray, IntArray, Snapshot
+from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Snapshot
 
 _JOB_COLUMNS = (
     "job", "klass", "submit_s", "priority", "deadline_s", "requested", "min_workers", "max_workers", "width",
@@ -25,6 +25,14 @@ def only(view: Snapshot, keep: BoolArray, capacity: IntArray | None = None) -> S
     """The snapshot of some of the jobs, optionally with other capacity."""
     columns = {name: getattr(view, name)[keep] for name in _JOB_COLUMNS}
     return msgspec.structs.replace(view, capacity=view.capacity if capacity is None else capacity, **columns)
+
+
+def _say_who_is_in_the_way(view: Snapshot, free: IntArray, reason: IntArray, detail: FloatArray) -> None:
+    """A job too large for what services leave is not too large for the cluster: it gives way to them."""
+    need = view.min_workers * view.width + view.fixed_milli
+    yields = (reason == Reason.TOO_LARGE) & (need <= view.total_milli)
+    reason[yields] = Reason.YIELDS_TO_SERVICE
+    detail[yields] = (view.total_milli - int(free.sum())) / GPU, 0.0
 
 
 def first(view: Snapshot, train: Callable[[Snapshot], Decision]) -> Decision:
@@ -47,6 +55,7 @@ def first(view: Snapshot, train: Callable[[Snapshot], Decision]) -> Decision:
     rest = train(only(view, training, free))
     workers[training], pool[training] = rest.workers, rest.pool
     reason[training], detail[training] = rest.reason, rest.detail
+    _say_who_is_in_the_way(view, free, reason, detail)
     rejected = None
     if rest.rejected is not None:
         rejected = np.zeros(n, np.bool_)

@@ -34,13 +34,41 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of jobs that have finished, per class, ascending: seconds they need on `requested` workers.
-
-    Only a recent, bounded number is kept per class; `everyone` is the same over all classes.
+    """Jobs that have finished: a bounded number per class, the latest ones. `size_s` is the time a job needed
+    in all on its minimum of workers. Sorted by (class, job number): neighbours were submitted one after the other.
     """
 
-    by_class: tuple[FloatArray, ...] = ()
-    everyone: FloatArray = msgspec.field(default_factory=lambda: np.empty(0))
+    klass: IntArray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    job: IntArray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    submit_s: FloatArray = msgspec.field(default_factory=lambda: np.empty(0))
+    size_s: FloatArray = msgspec.field(default_factory=lambda: np.empty(0))
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+    def of_class(self, klass: int) -> History:
+        """The finished jobs of one class, in order of submission."""
+        low, high = np.searchsorted(self.klass, (klass, klass + 1))
+        return History(
+            klass=self.klass[low:high],
+            job=self.job[low:high],
+            submit_s=self.submit_s[low:high],
+            size_s=self.size_s[low:high],
+        )
+
+    def adding(self, klass: int, job: int, submit_s: float, size_s: float, limit: int = 500) -> History:
+        """The history after one more job; the oldest of its class goes when there are more than `limit`."""
+        low, high = (int(i) for i in np.searchsorted(self.klass, (klass, klass + 1)))
+        at = low + int(np.searchsorted(self.job[low:high], job))
+        columns = [
+            np.insert(self.klass, at, klass),
+            np.insert(self.job, at, job),
+            np.insert(self.submit_s, at, submit_s),
+            np.insert(self.size_s, at, size_s),
+        ]
+        if high - low >= limit:
+            columns = [np.delete(column, low) for column in columns]
+        return History(klass=columns[0], job=columns[1], submit_s=columns[2], size_s=columns[3])
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +82,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Nodes
     rates: FloatArray
     """Throughput in steps/s: rates[pool, curve, workers]; rates[..., 0] == 0, never falling in workers."""
+    spread_rates: FloatArray | None = None
+    """Throughput by place: [pool, curve, workers, nodes spanned]; None where it is not known to matter."""
     history: History = msgspec.field(default_factory=History)
 
     # What was asked for. One entry per active job.

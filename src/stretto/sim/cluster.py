@@ -17,6 +17,9 @@ from stretto.core.snapshot import GPU, IntArray, Nodes
 from stretto.errors import TraceError, UsageError
 
 _PLENTY = 2**40
+_MOST_NODES = 100_000
+_MOST_GPUS = 10_000
+"""A typing error should say so, not fill the memory."""
 
 Kind: TypeAlias = tuple[int, int, str, int, int, int]
 """Nodes, GPUs on each, device type, CPU milli, memory MiB, memory of one GPU in MiB."""
@@ -84,6 +87,11 @@ def _kind(line: dict[str, str]) -> Kind:
 
 
 def _build(kinds: list[Kind]) -> tuple[tuple[str, ...], Nodes]:
+    if sum(kind[0] for kind in kinds) > _MOST_NODES or max(kind[1] for kind in kinds) > _MOST_GPUS:
+        raise UsageError(
+            "the cluster is larger than any that exists",
+            hint=f"up to {_MOST_NODES} nodes with up to {_MOST_GPUS} GPUs each can be simulated",
+        )
     pools = tuple(dict.fromkeys(kind[2] for kind in kinds))
     spread = [kind for kind in kinds for _ in range(kind[0])]
     columns = [np.array([kind[i] for kind in spread], np.int64) for i in (1, 3, 4, 5)]

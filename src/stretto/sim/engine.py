@@ -21,7 +21,7 @@ from stretto.core.decision import Decision, Memory
 from stretto.core.policy import Policy, fail
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, BoolArray, FloatArray, History, IntArray, Nodes, Snapshot
-from stretto.errors import StrettoError, TraceError
+from stretto.errors import MissingExtra, StrettoError, TraceError
 from stretto.sim import cluster as clusters
 from stretto.sim.trace import Trace
 from stretto.sim.world import Change, Result, Settings
@@ -29,7 +29,6 @@ from stretto.sim.world import Change, Result, Settings
 Progress = Callable[[int, int], None]
 """Called now and then with jobs ended and jobs in all."""
 
-_HISTORY = 1000
 _IDLE_TURNS = 100_000
 
 
@@ -43,14 +42,29 @@ def simulate(
 ) -> Result:
     """Run the trace to its end under the policy."""
     world = settings or Settings()
-    jobs = trace if policy.traits.elastic else trace.rigid()
-    jobs = _on_pools(jobs, pools)
+    jobs = seen_by(policy, trace, pools)
     reject_oversized(jobs, pools, nodes)
     from stretto.sim import listrun
 
     if listrun.applies(jobs, pools, policy, world):
         return listrun.run(jobs, pools, nodes, policy, world, progress)
     return Engine(jobs, pools, nodes, policy, world, progress).run()
+
+
+def seen_by(policy: Policy, trace: Trace, pools: tuple[str, ...]) -> Trace:
+    """The jobs as the policy gets to see them: on the cluster's pools, and rigid unless it is elastic.
+
+    Services follow their load under every policy.
+    """
+    if policy.traits.elastic:
+        return on_pools(trace, pools)
+    jobs = trace.rigid()
+    if trace.services:
+        serves = np.array([load is not None for load in trace.services])
+        low = np.where(serves, trace.min_workers, jobs.min_workers)
+        high = np.where(serves, trace.max_workers, jobs.max_workers)
+        jobs = msgspec.structs.replace(jobs, min_workers=low, max_workers=high)
+    return on_pools(jobs, pools)
 
 
 def reject_oversized(trace: Trace, pools: tuple[str, ...], nodes: Nodes) -> None:
@@ -65,14 +79,16 @@ def reject_oversized(trace: Trace, pools: tuple[str, ...], nodes: Nodes) -> None
         )
 
 
-def _on_pools(trace: Trace, pools: tuple[str, ...]) -> Trace:
+def on_pools(trace: Trace, pools: tuple[str, ...]) -> Trace:
     """Order the trace's throughputs by the cluster's pools."""
     if trace.pools == pools:
         return trace
     if len(trace.pools) == 1 and len(pools) == 1:
         return msgspec.structs.replace(trace, pools=pools)
     if len(trace.pools) == 1:
-        return msgspec.structs.replace(trace, pools=pools, rates=np.repeat(trace.rates, len(pools), axis=0))
+        spread = None if trace.spread_rates is None else np.repeat(trace.spread_rates, len(pools), axis=0)
+        rates = np.repeat(trace.rates, len(pools), axis=0)
+        return msgspec.structs.replace(trace, pools=pools, rates=rates, spread_rates=spread)
     missing = [pool for pool in pools if pool not in trace.pools]
     if missing:
         raise TraceError(
@@ -99,14 +115,16 @@ class Engine:
         self.policy, self.settings, self.progress = policy, settings, progress
         self.now = 0.0
         self.memory: Memory = None
-        self.wake = math.inf
-        self.capacity = clusters.capacity(pools, nodes)
+        self.wake, self.asked = math.inf, -math.inf
+        self.capacity, self.devices_at_start = clusters.capacity(pools, nodes), nodes.devices
         self.placed_nodes = len(nodes.name) if settings.placement or settings.failures else 0
         self._random_error()
         self._active_columns()
         self._result_columns()
         self._static: dict[str, object] | None = None
-        self.history = History(by_class=tuple(np.empty(0) for _ in trace.classes))
+        low = np.minimum(trace.min_workers, trace.rates.shape[2] - 1)
+        self.sizes = trace.work / np.maximum(1e-12, trace.rates[0, trace.curve, low])
+        self.history = History()
         self.failures = sorted(settings.failures, key=lambda f: (f.at_s, f.node))
         self.changes: list[Change] = []
         self.arrived = self.ended = self.events = self.decisions = self.idle = 0
@@ -141,14 +159,22 @@ class Engine:
             self.events += 1
             touched = self._release_finished() | self._admit_arrivals()
             touched |= self._apply_failures() | self._apply_loads()
-            if self.now >= self.wake or (touched and not (self.policy.traits.rounds and self.wake < math.inf)):
+            if touched and not (self.policy.traits.rounds and self.wake < math.inf):
+                self.wake = min(self.wake, self.now)
+            if self.now >= self._next_ask():
                 self._ask_and_act()
             if self.progress is not None and self.events % 512 == 0:
                 self.progress(self.ended, len(self.trace))
         return self._result()
 
+    def _next_ask(self) -> float:
+        slot_s = self.settings.slot_s
+        ask = max(self.wake, self.asked + self.settings.gap_s)
+        return math.ceil(ask / slot_s) * slot_s if slot_s and ask < math.inf else ask
+
     def _next_moment(self) -> float:
-        moments = [self.wake]
+        ask = self._next_ask()
+        moments = [ask]
         if self.arrived < len(self.trace):
             moments.append(float(self.trace.submit_s[self.arrived]))
         if len(self.finish):
@@ -158,7 +184,7 @@ class Engine:
         if self.trace.services:
             moments.append(self._next_load_change())
         moment = min(moments)
-        self.idle = self.idle + 1 if moment == self.wake else 0
+        self.idle = self.idle + 1 if moment == ask else 0
         if moment == math.inf or self.idle > _IDLE_TURNS:
             job = self.trace.ids[int(self.row[0])]
             raise fail(self.policy.name, f"leaves job {job!r} waiting for ever: nothing runs and nothing will happen")
@@ -209,13 +235,9 @@ class Engine:
         self._static = None
 
     def _remember(self, rows: IntArray) -> None:
-        by_class = list(self.history.by_class)
-        everyone = self.history.everyone
         for row in rows.tolist():
-            size, klass = self.trace.duration_s[row], int(self.trace.klass[row])
-            by_class[klass] = _insert(by_class[klass], size)
-            everyone = _insert(everyone, size)
-        self.history = History(by_class=tuple(by_class), everyone=everyone)
+            klass, submit = int(self.trace.klass[row]), float(self.trace.submit_s[row])
+            self.history = self.history.adding(klass, row, submit, float(self.sizes[row]))
 
     def _admit_arrivals(self) -> bool:
         first = self.arrived
@@ -254,17 +276,12 @@ class Engine:
             failure = self.failures.pop(0)
             happened = True
             devices = self.nodes.devices.copy()
-            devices[failure.node] = self._full_devices()[failure.node] if failure.up else 0
+            devices[failure.node] = self.devices_at_start[failure.node] if failure.up else 0
             self.nodes = msgspec.structs.replace(self.nodes, devices=devices)
             self.capacity = clusters.capacity(self.pools, self.nodes)
             if not failure.up:
                 self._lose_workers(failure.node)
         return happened
-
-    def _full_devices(self) -> IntArray:
-        if not hasattr(self, "_devices_at_start"):
-            self._devices_at_start = self.nodes.devices
-        return self._devices_at_start
 
     def _lose_workers(self, node: int) -> None:
         lost = self.placed[:, node]
@@ -279,6 +296,8 @@ class Engine:
         placed[dead] = 0
         ran_for = np.maximum(0.0, self.now - self.anchor)
         undone = np.where(dead, self.rate * np.minimum(self.settings.checkpoint_s, ran_for), 0.0)
+        if self.settings.record:
+            self._record_lost(hit, workers, placed)
         self._change(hit, workers, self.pool, placed)
         self.left = self.left + undone
 
@@ -311,6 +330,7 @@ class Engine:
             self.wake = math.inf
             return
         view = self.snapshot()
+        self.asked = self.now
         decision = self._ask(view)
         self.memory, self.wake = decision.memory, decision.wake_s
         self.decisions += 1
@@ -324,17 +344,20 @@ class Engine:
             changed |= (placed != self.placed).any(axis=1)
         if changed.any():
             if self.settings.record:
-                self._record(changed, workers, pool, decision)
+                self._record(changed, workers, pool, placed, decision)
             self._change(changed, workers, pool, placed)
 
     def _ask(self, view: Snapshot) -> Decision:
         try:
             decision = self.policy.decide(view, self.memory)
+            invariants.check(self.policy, view, decision)
         except StrettoError:
             raise
+        except ModuleNotFoundError as error:
+            hint = f"pip install {error.name}, or 'stretto[sim]' for all that our own policies use"
+            raise MissingExtra(f"policy {self.policy.name!r} needs {error.name}", hint=hint) from error
         except Exception as error:
             raise fail(self.policy.name, f"raised {type(error).__name__}: {error} at {view.now_s:g} s") from error
-        invariants.check(self.policy, view, decision)
         return decision
 
     def snapshot(self) -> Snapshot:
@@ -360,6 +383,7 @@ class Engine:
             capacity=self.capacity,
             nodes=self.nodes,
             rates=self.trace.rates,
+            spread_rates=self.trace.spread_rates if self.placed_nodes else None,
             history=self.history,
             **self._static,  # type: ignore[arg-type]
             curve=self.curve,
@@ -456,23 +480,34 @@ class Engine:
         count = int(self.workers[j])
         if not count:
             return 0.0
+        pool, curve = int(self.pool[j]), int(self.curve[j])
+        by_nodes = self.trace.spread_rates
+        if by_nodes is not None and self.placed_nodes:
+            spans = int(np.count_nonzero(self.placed[j]))
+            return float(by_nodes[pool, curve, min(count, by_nodes.shape[2] - 1), min(spans, by_nodes.shape[3] - 1)])
         rates = self.trace.rates
-        if self.trace.spread_rates is not None and self.placed_nodes:
-            spans = int((self.placed[j] > 0).sum())
-            per_node = int(self.nodes.devices.max()) * GPU // int(self.trace.width[int(self.row[j])])
-            if spans > -(-count // max(per_node, 1)):
-                rates = self.trace.spread_rates
-        return float(rates[int(self.pool[j]), int(self.curve[j]), min(count, rates.shape[2] - 1)])
+        return float(rates[pool, curve, min(count, rates.shape[2] - 1)])
 
-    def _record(self, changed: BoolArray, workers: IntArray, pool: IntArray, decision: Decision) -> None:
+    def _record(
+        self, changed: BoolArray, workers: IntArray, pool: IntArray, placed: IntArray, decision: Decision
+    ) -> None:
         for j in np.flatnonzero(changed).tolist():
-            reason = int(decision.reason[j])
+            reason, (first, second) = int(decision.reason[j]), decision.detail[j].tolist()
             if workers[j] == 0 and decision.workers[j]:
-                reason = int(Reason.FRAGMENTED)
-            first, second = decision.detail[j].tolist()
-            self.changes.append(
-                Change(self.now, int(self.row[j]), int(workers[j]), int(pool[j]), reason, first, second)
-            )
+                free = self.capacity.sum() - (workers * self.trace.width[self.row]).sum()
+                reason, first, second = int(Reason.FRAGMENTED), int(decision.workers[j]), float(free) / GPU
+            self._append_change(j, int(workers[j]), int(pool[j]), reason, first, second, placed)
+
+    def _record_lost(self, hit: BoolArray, workers: IntArray, placed: IntArray) -> None:
+        for j in np.flatnonzero(hit).tolist():
+            left = int(workers[j])
+            self._append_change(j, left, int(self.pool[j]), int(Reason.NODE_LOST), left, 0.0, placed)
+
+    def _append_change(
+        self, j: int, workers: int, pool: int, reason: int, first: float, second: float, placed: IntArray
+    ) -> None:
+        nodes = tuple(placed[j].tolist()) if self.placed_nodes else ()
+        self.changes.append(Change(self.now, int(self.row[j]), workers, pool, reason, first, second, nodes))
 
     def _result(self) -> Result:
         services = self.trace.services
@@ -496,11 +531,3 @@ _COLUMNS = (
     "row", "workers", "pool", "restarts", "phase", "left", "anchor", "rate", "finish", "ran", "held", "waited",
     "changed", "started", "placed", "curve", "wanted",
 )  # fmt: skip
-
-
-def _insert(sizes: FloatArray, size: float) -> FloatArray:
-    """Add one size to a sorted sample; when it is full, thin out by dropping the median neighbour."""
-    grown = np.insert(sizes, int(np.searchsorted(sizes, size)), size)
-    if len(grown) <= _HISTORY:
-        return grown
-    return grown[np.r_[0 : len(grown) : 2]]

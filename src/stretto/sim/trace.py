@@ -16,6 +16,12 @@ import numpy as np
 from stretto.core.snapshot import GPU, FloatArray, IntArray
 from stretto.errors import TraceError
 
+LARGEST = 100_000
+"""Workers of one job, at most: a typing error should not ask for terabytes of tables."""
+
+LATEST_S = 1e12
+"""Times beyond this are not seconds (31,000 years; milliseconds of today's clock are larger)."""
+
 
 class Load(msgspec.Struct, frozen=True):
     """A service's load curve: from each time on (seconds after the trace's start), replicas wanted."""
@@ -48,7 +54,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[tuple[FloatArray, IntArray], ...] = ()
     """Per job, where its speed changes with progress: (work, curve) of each phase; empty: one phase."""
     spread_rates: FloatArray | None = None
-    """`rates` for a job that spans more nodes than it must; None: placement does not matter."""
+    """Throughput by place: [pool, curve, workers, nodes spanned], where `rates` is for the fewest nodes (and so
+    is the entry for one node, where that cannot be); None: placement does not matter."""
     services: tuple[Load | None, ...] = ()
     """Per job: the load curve of a service, None for training; empty: no services."""
 
@@ -61,12 +68,25 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         return bool((self.min_workers < self.max_workers).any())
 
     @property
+    def best_rates(self) -> FloatArray:
+        """[curve, workers] steps/s on the best pool and, where placement matters, in the best place."""
+        best: FloatArray = self.rates.max(axis=0)
+        return best if self.spread_rates is None else np.maximum(best, self.spread_rates.max(axis=(0, 3)))
+
+    @property
     def need_milli(self) -> IntArray:
         need: IntArray = self.requested * self.width
         return need
 
     def rigid(self) -> Trace:
-        """The same jobs at their requested sizes and durations only."""
+        """The same jobs at their requested sizes and durations only.
+
+        On several pools a duration alone would say nothing: there the throughputs stay.
+        """
+        if len(self.pools) > 1:
+            return msgspec.structs.replace(self, min_workers=self.requested, max_workers=self.requested)
+        if self.spread_rates is not None:
+            return self._rigid_spread()
         sizes, curve = np.unique(self.requested, return_inverse=True)
         return msgspec.structs.replace(
             self,
@@ -76,7 +96,23 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             curve=curve.astype(np.int64),
             rates=np.repeat(rigid_rates(sizes)[None], len(self.pools), axis=0),
             phases=(),
-            spread_rates=None,
+        )
+
+    def _rigid_spread(self) -> Trace:
+        """`rigid` where placement matters: spread over more nodes, a job slows down as its own curve does there."""
+        assert self.spread_rates is not None
+        kinds, curve = np.unique(np.stack((self.requested, self.curve), axis=1), axis=0, return_inverse=True)
+        by_nodes = self.spread_rates[:, kinds[:, 1], kinds[:, 0]]
+        rates = rigid_rates(kinds[:, 0])[None]
+        return msgspec.structs.replace(
+            self,
+            min_workers=self.requested,
+            max_workers=self.requested,
+            work=self.duration_s,
+            curve=curve.reshape(-1).astype(np.int64),
+            rates=rates,
+            phases=(),
+            spread_rates=rates[..., None] * (by_nodes / by_nodes[..., 1:2])[:, :, None, :],
         )
 
     @staticmethod
@@ -102,8 +138,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         phases: Sequence[tuple[FloatArray, IntArray]] = (),
         spread_rates: FloatArray | None = None,
         services: Sequence[Load | None] = (),
+        origin_s: float | None = None,
     ) -> Trace:
-        """Check, sort by (submit, id) and shift to time 0. `rows` are line numbers for messages."""
+        """Check, sort by (submit, id) and shift to time 0. `rows` are line numbers for messages.
+
+        Time 0 is the first submission unless `origin_s` says which moment of the file's clock it is.
+        """
         n = len(ids)
         where = list(rows) if rows is not None else list(range(1, n + 1))
         if n == 0:
@@ -112,9 +152,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         duration = np.asarray(duration_s, np.float64)
         asked = np.asarray(requested, np.int64)
         _check_ids(name, ids, where)
-        _check(name, ids, where, ~np.isfinite(submit), submit, "submit time", "must be a number")
-        _check(name, ids, where, ~(np.isfinite(duration) & (duration >= 0)), duration, "duration", "must be ≥ 0")
-        _check(name, ids, where, asked < 1, asked, "number of GPUs", "must be at least 1")
+        _check(name, ids, where, ~(abs(submit) < LATEST_S), submit, "submit time", "must be in seconds")
+        wrong = ~((duration >= 0) & (duration < LATEST_S))
+        _check(name, ids, where, wrong, duration, "duration", "must be ≥ 0, in seconds")
+        _check(name, ids, where, (asked < 1) | (asked > LARGEST), asked, "number of GPUs", f"must be 1..{LARGEST}")
         if curve is None or rates is None or work is None:
             sizes, index = np.unique(asked, return_inverse=True)
             steps, row = duration, index.astype(np.int64)
@@ -132,7 +173,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         number = {c: i for i, c in enumerate(names)}
         klass = np.array([number[c] for c in classes] if classes is not None else [0] * n, np.int64)
         order = np.array(sorted(range(n), key=lambda i: (submit[i], _sortable(ids[i]))), np.int64)
-        start = submit.min()
+        start = submit.min() if origin_s is None else origin_s
         spots = order.tolist()
         return Trace(
             name=name,
@@ -166,6 +207,8 @@ def rigid_rates(sizes: IntArray) -> FloatArray:
 def _check_ids(name: str, ids: Sequence[str], rows: list[int]) -> None:
     seen: dict[str, int] = {}
     for row, job in zip(rows, ids, strict=True):
+        if not job:
+            raise TraceError(f"trace {name!r}, row {row}: the job has no id", hint="give every job an id of its own")
         if job in seen:
             raise TraceError(
                 f"trace {name!r}, row {row}: job id {job!r} was used in row {seen[job]} already",

@@ -28,6 +28,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether policies are told how much work is left."""
     estimate_sd: float = 0.0
     """Log-normal error of the lengths that policies are told; one factor per job, by seed."""
+    slot_s: float = 0.0
+    """Policies are asked at multiples of this time only; 0: whenever something happens."""
+    gap_s: float = 0.0
+    """Policies are asked at least this long after they were last asked; what happens sooner waits."""
     placement: str = ""
     """Name of a placement; empty: GPUs are only counted."""
     failures: tuple[Failure, ...] = ()
@@ -48,6 +52,8 @@ class Change(msgspec.Struct, frozen=True):
     reason: int
     first: float
     second: float
+    nodes: tuple[int, ...] = ()
+    """Workers on each node; empty where GPUs are only counted."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import csv
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -59,22 +59,40 @@ class Rows:
 
     def __init__(self, path: Path, required: Sequence[str]) -> None:
         self.name = path.name
+        self.lines: list[dict[str, str]] = []
+        self.numbers: list[int] = []
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 reader = csv.DictReader(file)
-                header = [name.strip() for name in reader.fieldnames or ()]
-                reader.fieldnames = header
-                self.header = header
-                missing = [column for column in required if column not in header]
-                if missing:
-                    raise TraceError(
-                        f"trace {self.name!r}: column {', '.join(missing)} is missing",
-                        hint=f"the file has: {', '.join(header) or 'no header'}",
-                    )
-                self.lines = [line for line in reader if any(line.values())]
+                reader.fieldnames = self.header = [name.strip() for name in reader.fieldnames or ()]
+                self._check_header(required)
+                for line in reader:
+                    self._add(reader.line_num, line)
         except (UnicodeDecodeError, csv.Error) as error:
             raise TraceError(f"trace {self.name!r} is not a CSV text file: {error}", hint="check the file") from None
-        self.numbers = list(range(2, len(self.lines) + 2))
+
+    def _check_header(self, required: Sequence[str]) -> None:
+        missing = [column for column in required if column not in self.header]
+        if missing:
+            has = ", ".join(repr(name)[1:-1] for name in self.header)
+            raise TraceError(
+                f"trace {self.name!r}: column {', '.join(missing)} is missing",
+                hint=f"the file has: {has[:200] or 'no header'}",
+            )
+        twice = [column for column in self.header if column and self.header.count(column) > 1]
+        if twice:
+            raise TraceError(f"trace {self.name!r}: column {twice[0]} appears twice", hint="remove one of them")
+
+    def _add(self, number: int, line: dict[str | None, Any]) -> None:
+        beyond = line.pop(None, ())
+        if any(beyond):
+            raise TraceError(
+                f"trace {self.name!r}, row {number}: it has more cells than the header",
+                hint="put text with commas in double quotes",
+            )
+        if any(line.values()):
+            self.lines.append(cast("dict[str, str]", line))
+            self.numbers.append(number)
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -85,21 +103,22 @@ class Rows:
 
     def floats(self, column: str, empty: float | None = None) -> list[float]:
         """The column as numbers; empty cells are an error unless a value for them is given."""
-        return [self._number(i, column, text, empty) for i, text in enumerate(self.text(column))]
+        return [self.number(i, column, text, empty) for i, text in enumerate(self.text(column))]
 
     def ints(self, column: str, empty: int | None = None) -> list[int]:
         """The column as whole numbers."""
         values = self.floats(column, empty)
         for i, value in enumerate(values):
-            if value != int(value):
-                raise self.error(i, f"{column} is {value}", "it must be a whole number")
+            if value != int(value) or abs(value) > 2**53:
+                raise self.error(i, f"{column} is {value:g}", "it must be a whole number")
         return [int(value) for value in values]
 
     def error(self, index: int, what: str, hint: str) -> TraceError:
         """An error that names the row."""
         return TraceError(f"trace {self.name!r}, row {self.numbers[index]}: {what}", hint=hint)
 
-    def _number(self, index: int, column: str, text: str, empty: float | None) -> float:
+    def number(self, index: int, column: str, text: str, empty: float | None = None) -> float:
+        """One cell's text as a finite number."""
         if not text and empty is not None:
             return empty
         try:

@@ -1,0 +1,74 @@
+"""How results reach a person: tables on standard output, progress on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stretto.sim.engine import Progress
+
+_PATIENCE_S = 1.0
+"""A run shorter than this needs no progress bar."""
+
+
+def as_json(value: Any) -> None:
+    """One JSON document, strict: no NaN, no Infinity."""
+    print(json.dumps(value, allow_nan=False, ensure_ascii=False, indent=None))
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """A table, the first column to the left and figures to the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
+    for i, heading in enumerate(headings):
+        shown.add_column(Text(heading), justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(shown)
+
+
+def listing(pairs: Sequence[tuple[str, str]]) -> None:
+    """Names and values, one pair per line."""
+    wide = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
+        print(f"{name:<{wide}}  {value}".rstrip())
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Progress | None]:
+    """A bar on standard error for runs that last; nothing when that is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    bar = Bar(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    task = bar.add_task(what, total=None)
+    began, running = time.monotonic(), False
+
+    def report(done: int, total: int) -> None:
+        nonlocal running
+        if not running and time.monotonic() - began > _PATIENCE_S:
+            bar.start()
+            running = True
+        if running:
+            bar.update(task, completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        if running:
+            bar.stop()

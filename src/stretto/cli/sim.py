@@ -1,0 +1,234 @@
+"""`stretto sim …`: run a trace under a policy, compare several, draw and explain what happened."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import App, Parameter
+
+from stretto.cli import show
+from stretto.cli.options import Cluster, Format, Json, PolicyName, PolicyNames, Set, TracePath
+from stretto.errors import UsageError, unknown
+from stretto.sim import dual_bound, figures, hetero_bound, record, report, runner
+from stretto.sim.metrics import Metrics
+from stretto.sim.runner import Case, Outcome
+
+app = App(name="sim", help="Simulate a trace under a policy; compare, draw, explain.", help_format="plaintext")
+
+
+@app.command
+def run(
+    trace: TracePath,
+    /,
+    *,
+    format: Format = "csv",
+    cluster: Cluster,
+    policy: PolicyName = "stretto",
+    set_: Set = [],  # noqa: B006
+    json: Json = False,
+    bound: Annotated[
+        Literal["simple", "dual"], Parameter(help="dual: a much tighter bound, which takes long.")
+    ] = "simple",
+    record_to: Annotated[Path | None, Parameter(name="--record", help="Write every decision to this file.")] = None,
+) -> None:
+    """Run a trace under one policy and print what it was worth."""
+    settings = runner.parse_settings(set_)
+    case = runner.prepare(trace, format, cluster, policy, settings)
+    if record_to is None:
+        outcome = _run(case)
+    else:
+        with record_to.open("w", encoding="utf-8") as file:
+            outcome = _run(record.kept(case, record.header_of(trace, format, cluster, policy, settings), file))
+    found = _with_tight_bound(outcome) if bound == "dual" else outcome.metrics
+    if json:
+        show.as_json(found.plain())
+    else:
+        _print_run(found)
+
+
+@app.command
+def compare(
+    *traces: TracePath,
+    format: Format = "csv",
+    cluster: Cluster,
+    policies: PolicyNames,
+    set_: Set = [],  # noqa: B006
+    json: Json = False,
+    csv: Annotated[Path | None, Parameter(help="Write all figures to this CSV file.")] = None,
+) -> None:
+    """Run every trace under every policy and print the figures side by side."""
+    _need_traces(traces)
+    cases = runner.prepare_all(traces, format, cluster, _names(policies), runner.parse_settings(set_))
+    found = [_run(case).metrics for case in cases]
+    if csv is not None:
+        csv.write_text(report.metrics_csv(found), encoding="utf-8")
+    if json:
+        show.as_json([each.plain() for each in found])
+    else:
+        _print_comparison(found)
+
+
+@app.command(name="report")
+def report_(
+    *traces: TracePath,
+    format: Format = "csv",
+    cluster: Cluster,
+    policies: PolicyNames = "stretto",
+    set_: Set = [],  # noqa: B006
+    out: Annotated[Path, Parameter(help="The folder to write to.")] = Path("out/report"),
+) -> None:
+    """Write an HTML page with figures and pictures, and its PNG and CSV files."""
+    _need_traces(traces)
+    cases = runner.prepare_all(traces, format, cluster, _names(policies), runner.parse_settings(set_))
+    outcomes = [_run(case.recorded()) for case in cases]
+    for path in report.write(outcomes, out):
+        print(path)
+
+
+@app.command
+def timeline(
+    trace: TracePath,
+    /,
+    *,
+    format: Format = "csv",
+    cluster: Cluster,
+    policies: PolicyNames = "stretto",
+    set_: Set = [],  # noqa: B006
+    width: Annotated[int, Parameter(help="Columns of the drawing.")] = 64,
+    png: Annotated[Path | None, Parameter(help="Draw it to this file too.")] = None,
+) -> None:
+    """Draw every job's workers over time, in letters: digits are workers, dots are waiting."""
+    cases = runner.prepare_all([trace], format, cluster, _names(policies), runner.parse_settings(set_))
+    if len(cases[0].trace) > figures.FEW:
+        raise UsageError(
+            f"{len(cases[0].trace)} jobs are too many to draw one by one",
+            hint=f"up to {figures.FEW} can be drawn; stretto sim report draws larger traces as a whole",
+        )
+    if not 10 <= width <= 1000:
+        raise UsageError(f"a width of {width} columns cannot be drawn", hint="give 10..1000")
+    outcomes = [_run(case.recorded()) for case in cases]
+    until_s = max((outcome.metrics.makespan_s for outcome in outcomes), default=0.0)
+    for outcome in outcomes:
+        of = outcome.metrics
+        mean, full = (
+            report.cell("avg_jct_s", of.plain()["avg_jct_s"]),
+            report.cell("utilisation", of.plain()["utilisation"]),
+        )
+        print(
+            f"{of.policy}: all done after {of.makespan_s:,.0f} s, mean completion {mean} s, {full} of the GPUs in use"
+        )
+        print("\n".join(figures.text(outcome, until_s, width)) + "\n")
+    if png is not None:
+        drawn = figures.timelines(outcomes)
+        png.parent.mkdir(parents=True, exist_ok=True)
+        png.write_bytes(drawn)
+        print(png)
+
+
+@app.command(alias="explain")
+def why(
+    trace: TracePath,
+    /,
+    *,
+    job: Annotated[str, Parameter(help="The job's id in the trace.")],
+    format: Format = "csv",
+    cluster: Cluster,
+    policy: PolicyName = "stretto",
+    set_: Set = [],  # noqa: B006
+    json: Json = False,
+) -> None:
+    """Say for one job when it got how many workers, and why."""
+    case = runner.prepare(trace, format, cluster, policy, runner.parse_settings(set_))
+    if job not in case.trace.ids:
+        raise unknown("job", job, list(case.trace.ids[:20]))
+    number = case.trace.ids.index(job)
+    with show.progress(policy) as progress:
+        (causes,), outcome = record.why(case, [number], progress)
+    finish = float(outcome.result.finish_s[number])
+    if json:
+        found = [{**msgspec.to_builtins(cause), "text": cause.sentence} for cause in causes]
+        show.as_json({"job": job, "causes": found, "finish_s": finish if finish == finish else None})
+        return
+    rows = [[f"{cause.at_s:,.1f}", str(cause.workers), cause.sentence] for cause in causes]
+    if finish == finish:
+        rows.append([f"{finish:,.1f}", "0", "finished"])
+    wide = max(len(row[0]) for row in rows)
+    for at_s, workers, sentence in rows:
+        print(f"{at_s:>{wide}} s  {workers:>4} workers  {sentence}")
+
+
+@app.command
+def replay(
+    recording: Annotated[Path, Parameter(help="A file made by stretto sim run --record.")],
+    /,
+    *,
+    trace: Annotated[Path | None, Parameter(help="The trace, where it is not where it was.")] = None,
+) -> int:
+    """Run a recorded simulation again and compare every snapshot and decision."""
+    header = record.read_header(recording)
+    case = record.case_of(header, trace)
+    with show.progress(header.policy) as progress:
+        outcome = record.replay(recording, case, progress)
+    if outcome.difference is None:
+        print(f"the same: {outcome.decisions:,} decisions of {header.policy}")
+        return 0
+    first = outcome.difference
+    print(f"different at line {first.line} ({first.at_s:g} s): {first.what}", file=sys.stderr)
+    return 1
+
+
+def _run(case: Case) -> Outcome:
+    with show.progress(f"{case.policy.name}, {case.trace.name}") as progress:
+        return runner.run(case, progress)
+
+
+def _names(policies: str) -> list[str]:
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    if not names:
+        raise UsageError("no policy was given", hint="for example --policies fifo,srtf,stretto")
+    return names
+
+
+def _need_traces(traces: tuple[Path, ...]) -> None:
+    if not traces:
+        raise UsageError("no trace was given", hint="give one or more trace files before the options")
+
+
+def _with_tight_bound(outcome: Outcome) -> Metrics:
+    """The bound that takes long: by prices of GPU time, or on several device types by a linear programme.
+
+    Both are for all jobs of a trace; where some were turned away there is none.
+    """
+    case, value = outcome.case, math.nan
+    complete = outcome.metrics.finished == outcome.metrics.jobs
+    if len(case.pools) > 1:
+        if complete:
+            value = hetero_bound.makespan(case.seen, case.pools, case.nodes)
+        return msgspec.structs.replace(outcome.metrics, lp_bound_makespan_s=value)
+    if complete:
+        with show.progress("dual bound") as progress:
+            value = dual_bound.average_jct(case.seen, case.gpus, progress=progress)
+    return msgspec.structs.replace(outcome.metrics, dual_bound_avg_jct_s=value)
+
+
+def _print_run(each: Metrics) -> None:
+    values = each.plain()
+    print(f"{each.policy} on {each.trace}: {each.jobs:,} jobs, {each.gpus:g} GPUs")
+    show.listing([(name, report.cell(name, value)) for name, value in values.items() if name not in _HEADLINE])
+
+
+_HEADLINE = ("policy", "trace", "jobs", "gpus")
+
+
+def _print_comparison(found: Sequence[Metrics]) -> None:
+    for trace in dict.fromkeys(each.trace for each in found):
+        of_trace = [each for each in found if each.trace == trace]
+        names = report.shown(of_trace)
+        rows = [[each.policy, *(report.cell(name, each.plain()[name]) for name in names)] for each in of_trace]
+        title = f"{trace}: {of_trace[0].jobs:,} jobs on {of_trace[0].gpus:g} GPUs"
+        show.table(["policy", *(report.COLUMNS[name] for name in names)], rows, title)

@@ -1,0 +1,71 @@
+"""Tiresias: discretised two-dimensional least attained service (Gu et al., NSDI 2019)."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+import msgspec
+
+from stretto.core.decision import Decision, Memory
+from stretto.core.levels import Levels
+from stretto.core.listing import ListRule, decide
+from stretto.core.policy import Traits, policy
+from stretto.core.snapshot import Snapshot
+from stretto.errors import UsageError
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    queues: tuple[float, ...] = ()
+    """Attained service at which each queue but the last ends, ascending. Empty: two queues split at one GPU-hour,
+    or the three of the authors' simulator (3250, 7200) with `original`."""
+    promote: float = 0.0
+    """A job that has waited this many times as long as it has run starts over in the first queue; 0: never."""
+    running_first: bool = True
+    """Inside a queue, running jobs go before waiting ones; otherwise first come, first served alone."""
+    service: Literal["gpu", "time"] = "gpu"
+    """Count GPU-seconds, or seconds whatever the width."""
+    original: bool = False
+    """Do exactly as the authors' simulator does, so that its results can be reproduced to the digit."""
+
+
+def limits(queues: tuple[float, ...], original: bool) -> tuple[float, ...]:
+    """The limits asked for, or the default ones."""
+    if any(low >= high for low, high in zip((0.0, *queues), queues, strict=False)):
+        raise UsageError(
+            f"queues {', '.join(f'{q:g}' for q in queues)} are not in order",
+            hint="give ascending limits above 0, for example queues=3250,7200",
+        )
+    return queues or ((3250.0, 7200.0) if original else (3600.0,))
+
+
+@cache
+def rule(options: Options) -> ListRule:
+    if options.promote < 0:
+        raise UsageError(f"promote is {options.promote:g}", hint="give a factor above 0, or 0 for never")
+    return ListRule(
+        preempts=True,
+        levels=Levels(
+            limits=limits(options.queues, options.original),
+            counts=options.service,
+            promote=options.promote,
+            running_first=options.running_first,
+            original=options.original,
+        ),
+    )
+
+
+@policy(
+    "tiresias",
+    traits=Traits(preempts="higher", work_conserving=True),
+    options=Options,
+    rule=rule,
+)
+def tiresias(view: Snapshot, memory: Memory, options: Options) -> Decision:
+    """Preemptive; the less service a job has attained, the earlier its queue; first come, first served inside.
+
+    A job enters the first queue; when its GPUs x time reach the queue's limit it goes to the tail of the next.
+    Queues are walked in turn, in each the running jobs before the waiting ones, and what fits runs.
+    Needs no lengths. With `promote`, waiting leads back to the first queue (the paper's PROMOTEKNOB).
+    """
+    return decide(rule(options), view, memory)

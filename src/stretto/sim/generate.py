@@ -1,0 +1,163 @@
+"""Synthetic workloads in the plain format: the same settings and seed give the same rows, byte for byte.
+
+Arrivals are Poisson at the rate that gives the wanted load: the GPU-seconds of all jobs, spread over as long as
+`load` × `gpus` GPUs would need for them. Sizes are log-normal or Pareto. The mix of GPU counts is that of Microsoft's
+Philly clusters, cut at the size of the cluster. Services follow the day: quiet at night, twice as busy at noon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from stretto.core.snapshot import FloatArray, IntArray
+from stretto.errors import UsageError, unknown
+from stretto.sim.readers.plain import Row
+
+_MIX = {1: 76_627, 2: 1_818, 4: 1_870, 8: 1_643, 16: 199, 32: 67}
+"""How many jobs of the Philly trace asked for so many GPUs."""
+
+_DAY_S = 86_400.0
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to make. Shares are 0..1."""
+
+    jobs: int = 200
+    """Training jobs."""
+    gpus: int = 64
+    """Size of the cluster that `load` speaks of; no job asks for more."""
+    load: float = 0.8
+    """GPU-seconds wanted / GPU-seconds there are, on average."""
+    sizes: Literal["lognormal", "pareto"] = "lognormal"
+    """Distribution of the durations."""
+    median_s: float = 1200.0
+    """Half of the jobs are shorter."""
+    shape: float = 1.5
+    """lognormal: sigma of the logarithm; pareto: the exponent (smaller is heavier)."""
+    longest_s: float = 7 * _DAY_S
+    """No job is longer."""
+    wide: float = 0.0
+    """Share of jobs that ask for several GPUs; 0: as in Philly (7 %)."""
+    elastic: float = 0.0
+    """Share of jobs that run on 1..2 × their GPUs, with a speed-up of n ** 0.7 … n ** 1."""
+    deadlines: float = 0.0
+    """Share of jobs with a deadline, 1.2 … 3 × their duration after submission."""
+    priorities: int = 1
+    """Levels, drawn evenly; 1: everybody alike."""
+    services: int = 0
+    """Services that run from the first to the last arrival."""
+    replicas: int = 4
+    """Replicas that a service wants at noon."""
+    seed: int = 0
+
+
+def parse(settings: Mapping[str, str]) -> Workload:
+    """A workload from `key=value` settings, checked."""
+    for key in settings:
+        if key not in Workload.__struct_fields__:
+            raise unknown("setting of the generator", key, list(Workload.__struct_fields__))
+    try:
+        wanted = msgspec.convert(dict(settings), Workload, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"generator: {error}", hint=f"defaults: {Workload()}") from None
+    _check(wanted)
+    return wanted
+
+
+def rows(wanted: Workload) -> list[Row]:
+    """The workload, in order of submission."""
+    random = np.random.default_rng(wanted.seed)
+    gpus = _gpu_counts(wanted, random)
+    duration = _durations(wanted, random)
+    submit = _arrivals(wanted, random, float(gpus @ duration))
+    found: list[Row] = [
+        {"job_id": f"job-{j}", "submit_s": float(submit[j]), "gpus": int(gpus[j]), "duration_s": float(duration[j])}
+        for j in range(wanted.jobs)
+    ]
+    for row in found:
+        # One draw per question whatever the answer, so that a share changes only whom it concerns.
+        draws = random.random(5)
+        row |= _elastic(wanted, row, draws[0], draws[1]) | _deadline(wanted, row, draws[2], draws[3])
+        if wanted.priorities > 1:
+            row["priority"] = int(draws[4] * wanted.priorities)
+    services = [_service(wanted, i, float(submit[-1])) for i in range(wanted.services)]
+    return sorted(services + found, key=lambda row: float(row["submit_s"]))
+
+
+def _gpu_counts(wanted: Workload, random: np.random.Generator) -> IntArray:
+    sizes = np.array([n for n in _MIX if n <= wanted.gpus])
+    weight = np.array([_MIX[int(n)] for n in sizes], np.float64)
+    if wanted.wide and len(sizes) > 1:
+        weight[1:] *= wanted.wide / weight[1:].sum()
+        weight[0] = 1 - wanted.wide
+    counts: IntArray = random.choice(sizes, wanted.jobs, p=weight / weight.sum())
+    return counts
+
+
+def _durations(wanted: Workload, random: np.random.Generator) -> FloatArray:
+    if wanted.sizes == "lognormal":
+        times = np.exp(wanted.shape * random.standard_normal(wanted.jobs))
+    else:
+        above = np.asarray(random.pareto(wanted.shape, wanted.jobs), np.float64)
+        times = (1 + above) / math.pow(2, 1 / wanted.shape)  # half of the draws are below 1
+    whole: FloatArray = np.rint(np.minimum(np.maximum(wanted.median_s * times, 1.0), wanted.longest_s))
+    return whole
+
+
+def _arrivals(wanted: Workload, random: np.random.Generator, gpu_s: float) -> FloatArray:
+    mean_s = gpu_s / (wanted.load * wanted.gpus) / wanted.jobs
+    times = np.cumsum(random.exponential(mean_s, wanted.jobs))
+    rounded: FloatArray = np.round(times - times[0], 1)
+    return rounded
+
+
+def _elastic(wanted: Workload, row: Row, draw: float, exponent: float) -> Row:
+    if draw >= wanted.elastic:
+        return {}
+    most = min(2 * int(row["gpus"]), wanted.gpus)
+    return {"min": 1, "max": most, "speedup": str(round(0.7 + 0.3 * exponent, 2))}
+
+
+def _deadline(wanted: Workload, row: Row, draw: float, slack: float) -> Row:
+    if draw >= wanted.deadlines:
+        return {}
+    return {"deadline_s": round(row["submit_s"] + (1.2 + 1.8 * slack) * row["duration_s"], 1)}
+
+
+def _service(wanted: Workload, number: int, end_s: float) -> Row:
+    """A service whose load rises from half of `replicas` at midnight to all of them at noon, hour by hour."""
+    hours = range(max(1, math.ceil(end_s / 3600)))
+    wave = [0.75 - 0.25 * math.cos(2 * math.pi * hour * 3600 / _DAY_S) for hour in hours]
+    load = ";".join(
+        f"{hour * 3600}:{max(1, round(wanted.replicas * level))}" for hour, level in zip(hours, wave, strict=True)
+    )
+    row: Row = {"job_id": f"service-{number}", "submit_s": 0.0, "gpus": wanted.replicas}
+    return row | {"duration_s": max(end_s, 1.0), "min": 1, "max": wanted.replicas, "speedup": "linear", "load": load}
+
+
+def _check(wanted: Workload) -> None:
+    rules = {
+        "jobs": 1 <= wanted.jobs <= 1_000_000,
+        "gpus": 1 <= wanted.gpus <= 100_000,
+        "load": 0 < wanted.load <= 100,
+        "median_s": 0 < wanted.median_s < math.inf,
+        "shape": 0 < wanted.shape <= 10,
+        "longest_s": 1 <= wanted.longest_s <= 1e9,
+        "wide": 0 <= wanted.wide <= 1,
+        "elastic": 0 <= wanted.elastic <= 1,
+        "deadlines": 0 <= wanted.deadlines <= 1,
+        "priorities": 1 <= wanted.priorities <= 1000,
+        "services": 0 <= wanted.services <= 1000,
+        "replicas": 1 <= wanted.replicas <= wanted.gpus,
+        "seed": 0 <= wanted.seed < 2**63,
+    }
+    for name, good in rules.items():
+        if not good:
+            raise UsageError(
+                f"setting {name} is {getattr(wanted, name)}", hint="it is out of range; see docs/traces.md"
+            )

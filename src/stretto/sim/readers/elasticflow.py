@@ -1,0 +1,85 @@
+"""ElasticFlow's deadline traces (pkusys/ElasticFlow): job_id, submit_time, iteration, model_name, ddl, batch_size,
+num_gpu, duration.
+
+Jobs are elastic from one GPU to the largest measured number. The curves are kept as they were measured, also
+where more GPUs are slower, because ElasticFlow's EDF baseline walks into just that; `falling=false` ends each curve
+at its highest point instead, as other formats do. Rigid policies use num_gpu and duration. A job with
+best_effort = 1, or without a ddl, has no deadline.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from stretto.core.snapshot import FloatArray
+from stretto.errors import TraceError
+from stretto.sim.readers import Rows, throughputs
+from stretto.sim.readers.throughputs import Measured
+from stretto.sim.trace import Trace
+
+_SETS = ("A100", "T4")
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    throughputs: str = ""
+    """A set of scaling curves (A100, T4) or a folder of them; empty: the first set that has every model."""
+    falling: bool = True
+    """Keep the part of a curve where more GPUs are slower."""
+
+
+def read(path: Path, options: Options) -> Trace:
+    """Read one trace."""
+    rows = Rows(path, ["job_id", "submit_time", "iteration", "model_name", "ddl", "batch_size", "num_gpu", "duration"])
+    names = list(zip(rows.text("model_name"), rows.ints("batch_size"), strict=True))
+    known = _curves(rows, names, options.throughputs)
+    kinds = sorted(set(names))
+    curves = [_measured(known[kind]) if options.falling else known[kind].curve() for kind in kinds]
+    index = {kind: i for i, kind in enumerate(kinds)}
+    deadline = rows.floats("ddl", empty=math.inf)
+    if "best_effort" in rows.header:
+        marks = rows.ints("best_effort", empty=0)
+        deadline = [math.inf if mark else due for mark, due in zip(marks, deadline, strict=True)]
+    return Trace.build(
+        path.stem,
+        rows.text("job_id"),
+        rows.floats("submit_time"),
+        rows.ints("num_gpu"),
+        rows.floats("duration"),
+        rows=rows.numbers,
+        work=rows.floats("iteration"),
+        curve=[index[name] for name in names],
+        rates=throughputs.stack(curves),
+        min_workers=[1] * len(names),
+        max_workers=[len(curves[index[name]]) - 1 for name in names],
+        deadline_s=deadline,
+        classes=[f"{model}/{batch}" for model, batch in names],
+    )
+
+
+def _curves(rows: Rows, names: list[tuple[str, int]], source: str) -> dict[tuple[str, int], Measured]:
+    """The curves of the named set, or of the first set that has them all."""
+    sources = [source] if source else _SETS
+    for candidate in sources:
+        known = throughputs.load(candidate)
+        if all(name in known for name in names):
+            return known
+    raise _unknown(rows, names, sources[0])
+
+
+def _unknown(rows: Rows, names: list[tuple[str, int]], source: str) -> TraceError:
+    known = throughputs.load(source)
+    i = next(i for i, name in enumerate(names) if name not in known)
+    have = ", ".join(f"{model}/{batch}" for model, batch in known)
+    model, batch = names[i]
+    return rows.error(i, f"no throughputs for model {model!r} with batch {batch} in {source!r}", f"known: {have}")
+
+
+def _measured(row: Measured) -> FloatArray:
+    """T(n) up to the largest measured n, linear between the measurements."""
+    n = np.arange(row.levels[-1] + 1)
+    curve: FloatArray = np.interp(n, (0, *row.levels), (0.0, *row.rates))
+    return curve

@@ -1,0 +1,323 @@
+"""The fields of a job file, their defaults and the rules between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    model_validator,
+)
+
+from stretto.core.request import POWERS_OF_TWO, JobRequest
+from stretto.core.snapshot import GPU
+from stretto.spec.units import Cpu, Duration, Gpu, Memory
+
+MOST_WORKERS = 100_000
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(f"{value!r} is not a name; use up to 63 lower-case letters, digits, '-' and '.'")
+    return value
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("a text may not contain the character NUL")
+    return value
+
+
+def _command(value: Any) -> Any:
+    """A line for the shell, or a program with its arguments; both are kept as they are."""
+    if isinstance(value, str) and value.strip():
+        return _no_nul(value)
+    if isinstance(value, list | tuple) and value and all(isinstance(part, str | int | float) for part in value):
+        return tuple(_no_nul(str(part)) for part in value)
+    raise ValueError("is not a command; write a line for the shell, or a list of the program and its arguments")
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _variables(value: Any) -> Any:
+    """Names as the shell has them; numbers become text, everything else must be written as text."""
+    if not isinstance(value, dict):
+        raise ValueError("is not a set of variables; write NAME: value, one to a line")
+    checked: dict[str, str] = {}
+    for name, text in value.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a variable; use letters, digits and '_'")
+        if not isinstance(text, str | int | float) or isinstance(text, bool):
+            raise ValueError(f"the value of {name} is not text; put it in quotes")
+        checked[name] = _no_nul(str(text))
+    return checked
+
+
+def _scalars(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("is not a set of values; write name: value, one to a line")
+    for name, item in value.items():
+        if not isinstance(name, str) or not isinstance(item, str | int | float | bool):
+            raise ValueError(f"{name!r} is not a plain value; use numbers, texts, true or false")
+        if isinstance(item, float) and item - item != 0:
+            raise ValueError(f"{name!r} is not a finite number")
+    return value
+
+
+def _address(value: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
+        raise ValueError(f"{value!r} is not a web address; it must begin with https:// or http://")
+    return value
+
+
+def _steps(value: Any) -> Any:
+    if value == "pow2":
+        return POWERS_OF_TWO
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_WORKERS:
+        raise ValueError(f"{value!r} is not a step; write a whole number of workers, or pow2 for 1, 2, 4, 8, …")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name), Field(max_length=63)]
+Text = Annotated[str, AfterValidator(_no_nul)]
+Names = Annotated[tuple[Text, ...], BeforeValidator(_one_or_more)]
+Workers = Annotated[int, Field(ge=1, le=MOST_WORKERS, strict=True)]
+Command = Annotated[
+    str | tuple[str, ...],
+    BeforeValidator(_command),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
+Variables = Annotated[
+    dict[str, str],
+    BeforeValidator(_variables),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number"]}}),
+]
+Scalars = Annotated[
+    dict[str, Any],
+    BeforeValidator(_scalars),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
+]
+
+
+class Conflicts(ValueError):
+    """Fields that are right one by one but not together: (field, what is wrong)."""
+
+    def __init__(self, found: list[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{field} {text}" for field, text in found))
+        self.found = found
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Elastic(_Strict):
+    """Between how many workers the job may run."""
+
+    min: Workers = Field(default=1, description="The fewest workers it makes sense with.")
+    max: Workers = Field(description="The most workers it can use.")
+    step: Annotated[
+        int,
+        BeforeValidator(_steps),
+        PlainSerializer(lambda step: "pow2" if step == POWERS_OF_TWO else step),
+        WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "pow2"}]}),
+    ] = Field(default=1, description="Sizes go up in steps of so many workers; pow2: 1, 2, 4, 8, …")
+
+    @model_validator(mode="after")
+    def _range(self) -> Elastic:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}; exchange them")
+        return self
+
+
+class Resources(_Strict):
+    """What every worker gets."""
+
+    gpu: Gpu | None = Field(default=None, description="GPUs; one unless gpu_memory is given. 0: none.")
+    gpu_memory: Memory | None = Field(default=None, description="Memory it needs on each of its GPUs.")
+    gpu_type: Names = Field(default=(), description="Device types it can use; any if empty.")
+    cpu: Cpu | None = Field(default=None, description="CPU cores.")
+    memory: Memory | None = Field(default=None, description="Memory.")
+
+    @model_validator(mode="after")
+    def _one_share(self) -> Resources:
+        if self.gpu == 0 and (self.gpu_memory or self.gpu_type):
+            raise ValueError("gpu is 0, so gpu_memory and gpu_type mean nothing; leave them out or ask for a GPU")
+        return self
+
+    @property
+    def width_milli(self) -> int:
+        """Milli-GPU; 0 for a share by memory alone."""
+        if self.gpu is not None:
+            return self.gpu
+        return 0 if self.gpu_memory else GPU
+
+    @property
+    def worker_gpu_memory_mib(self) -> int:
+        """GPU memory over all devices of a worker."""
+        return (self.gpu_memory or 0) * max(1, -(-self.width_milli // GPU))
+
+
+class Role(_Strict):
+    """Processes that run beside the workers for as long as the job does."""
+
+    count: Workers = 1
+    run: Command | None = Field(default=None, description="Their command; the job's own if not given.")
+    resources: Resources = Resources(gpu=0)
+
+
+class Target(_Strict):
+    """The load at which a service gets another replica. Exactly one of the two."""
+
+    requests: float | None = Field(
+        default=None, gt=0, le=1e9, allow_inf_nan=False, description="Requests/s per replica."
+    )
+    cpu: float | None = Field(default=None, gt=0, le=100, allow_inf_nan=False, description="CPU use in percent.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Target:
+        if (self.requests is None) == (self.cpu is None):
+            raise ValueError("give exactly one target: requests (per second and replica) or cpu (percent)")
+        return self
+
+
+class Service(_Strict):
+    """A job that serves requests and is scaled by load."""
+
+    port: int = Field(ge=1, le=65535, strict=True, description="Where each replica listens.")
+    replicas: Elastic = Field(default=Elastic(min=1, max=1), description="Between how many replicas it may run.")
+    target: Target = Target(cpu=80)
+
+
+class Checkpoint(_Strict):
+    """Where and how often state is saved."""
+
+    dir: Text | None = Field(default=None, min_length=1)
+    every: Duration = 300.0
+    keep: int = Field(default=3, ge=1, le=1000, strict=True, description="How many are kept.")
+
+
+class Stop(_Strict):
+    """When and how the job is ended."""
+
+    after: Duration | None = Field(default=None, description="End it after so much run time.")
+    grace: Duration = Field(default=30.0, description="Time between the polite and the hard stop.")
+
+
+class JobFile(_Strict):
+    """A job file. Only `run` is needed."""
+
+    name: Name | None = Field(default=None, description="Also its class: jobs of one name share their estimates.")
+    queue: Name = "default"
+    priority: int | None = Field(
+        default=None, ge=0, le=100, strict=True, description="Larger is more urgent; 50, services 80."
+    )
+    kind: Literal["training", "service"] | None = Field(
+        default=None, description="service when there is a service section."
+    )
+    run: Command = Field(
+        description="A line for the shell, or a list of the program and its arguments. Also called `command`."
+    )
+    setup: Command | None = Field(default=None, description="Run once per node before the first worker.")
+    workdir: Text = Field(default=".", min_length=1)
+    env: Variables = {}
+    image: Text | None = Field(default=None, min_length=1, description="Container image, where there are containers.")
+
+    workers: Workers | None = Field(
+        default=None, description="How many workers it asks for; all it gets when not elastic."
+    )
+    elastic: Elastic | None = Field(default=None, description="Between how many workers it may run.")
+    level: Literal["elastic", "restart", "rigid"] | None = Field(
+        default=None, description="Resizes in process, by restart, or never. elastic when there is an elastic section."
+    )
+    resources: Resources = Resources()
+    roles: dict[Name, Role] = Field(
+        default={}, description="Fixed roles beside the workers: parameter servers, a master."
+    )
+    service: Service | None = None
+
+    deadline: Duration | None = Field(default=None, description="Should be done so long after submission.")
+    after: Names = Field(default=(), description="Starts once the jobs of these names have ended.")
+    stop: Stop = Stop()
+    retries: int = Field(default=3, ge=0, le=1000, strict=True, description="Restarts after a crash of its own.")
+    checkpoint: Checkpoint = Checkpoint()
+    consistency: Literal["default", "bitwise"] = "default"
+    hyperparameters: Scalars = Field(default={}, description="What its length depends on: epochs, batch size, model …")
+    notify: Annotated[tuple[Annotated[str, AfterValidator(_address)], ...], BeforeValidator(_one_or_more)] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _command_is_run(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "command" in data and "run" not in data:
+            return {"run" if key == "command" else key: value for key, value in data.items()}
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobFile:
+        found = [*self._service_rules(), *self._size_rules()]
+        if found:
+            raise Conflicts(found)
+        return self
+
+    def _service_rules(self) -> Iterator[tuple[str, str]]:
+        if self.kind == "service" and self.service is None:
+            yield "kind", "a service needs a section of its own; add service: {port: 8000}"
+        if self.service is None:
+            return
+        if self.kind == "training":
+            yield "kind", "is training, but there is a service section; leave out one of the two"
+        for field in ("workers", "elastic", "level", "deadline"):
+            if getattr(self, field) is not None:
+                better = "" if field == "deadline" else " (a service has service.replicas)"
+                yield field, f"does not go with a service; leave it out{better}"
+
+    def _size_rules(self) -> Iterator[tuple[str, str]]:
+        sizes = self.elastic
+        if sizes and self.workers and not sizes.min <= self.workers <= sizes.max:
+            yield "workers", f"{self.workers} is not within elastic min {sizes.min} and max {sizes.max}"
+        if sizes and sizes.min < sizes.max and self.level == "rigid":
+            yield "level", "is rigid, but elastic gives a range; use workers for a fixed size, or another level"
+        if self.consistency == "bitwise" and self.level == "restart":
+            yield "consistency", "bitwise needs level elastic or rigid; what restarts is not under our control"
+
+    @property
+    def is_service(self) -> bool:
+        return self.service is not None
+
+    def request(self, default_name: str = "job") -> JobRequest:
+        """The same in the units of the core."""
+        sizes = self.service.replicas if self.service else self.elastic
+        low = sizes.min if sizes else self.workers or 1
+        high = sizes.max if sizes else self.workers or 1
+        has_range = not self.service and sizes is not None
+        return JobRequest(
+            name=self.name or default_name,
+            klass=self.name or (self.run if isinstance(self.run, str) else " ".join(self.run)),
+            queue=self.queue,
+            priority=(80 if self.service else 50) if self.priority is None else self.priority,
+            requested=self.workers or high,
+            min_workers=low,
+            max_workers=high,
+            step=sizes.step if sizes else 1,
+            width_milli=self.resources.width_milli,
+            cpu_milli=self.resources.cpu or 0,
+            memory_mib=self.resources.memory or 0,
+            gpu_memory_mib=self.resources.worker_gpu_memory_mib,
+            fixed_milli=sum(role.count * role.resources.width_milli for role in self.roles.values()),
+            pools=self.resources.gpu_type,
+            deadline_s=float("inf") if self.deadline is None else self.deadline,
+            level=self.level or ("elastic" if has_range else "rigid"),
+            is_service=self.is_service,
+        )
