@@ -3,7 +3,8 @@
     python benchmarks/solver_decisions.py [--jobs 1000] [--gpus 1000]
 
 CPU seconds of one call of `decide`, the best of three, on random jobs over a dozen scaling curves, half of the GPUs
-in use; sia and gavel also on three device types. Goal: below 1 s each (pollux: reported). `published` is what the
+in use; sia and gavel also on three device types. The second column is for a fifth of the jobs, which leaves most
+of the GPUs to be handed out beyond the minimums. Goal: below 1 s each (pollux: reported). `published` is what the
 authors of a system state for its own solver: Gavel's linear programme at 1,024 jobs (0.046 s), Sia's integer
 programme at 2,048 GPUs (about 1 s), Pollux' genetic search at 64 GPUs (2.2 s, median); they are not measured here
 and are for orientation. The last line is one JSON object: `ours` is the slowest policy that has a goal, `peer` its
@@ -35,14 +36,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--gpus", type=int, default=1000)
     arguments = parser.parse_args()
-    print(f"{'policy':10} {'types':>5} {'cpu s':>8} {'published s':>12}")
+    few = max(arguments.jobs // 5, 1)
+    print(f"{'policy':10} {'types':>5} {f'{arguments.jobs} jobs':>10} {f'{few} jobs':>10} {'published':>10}   (s)")
     slowest, ours, peer = "", 0.0, None
     for name, types in CASES:
         if importlib.util.find_spec(BUILTIN[name]) is None:
-            print(f"{name:10} {types:5} {'absent':>8}")
+            print(f"{name:10} {types:5} {'absent':>10}")
             continue
-        spent_s = seconds(name, arguments.jobs, arguments.gpus, types)
-        print(f"{name:10} {types:5} {spent_s:8.3f} {PUBLISHED_S.get(name, float('nan')):12.3f}", flush=True)
+        many_s, few_s = (seconds(name, jobs, arguments.gpus, types) for jobs in (arguments.jobs, few))
+        published = f"{PUBLISHED_S[name]:.3f}" if name in PUBLISHED_S else "-"
+        print(f"{name:10} {types:5} {many_s:10.3f} {few_s:10.3f} {published:>10}", flush=True)
+        spent_s = max(many_s, few_s)
         if name not in REPORTED_ONLY and spent_s > ours:
             slowest, ours = f"{name} on {types} device types", spent_s
             peer = PUBLISHED_S.get(name)

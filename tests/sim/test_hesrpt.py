@@ -3,7 +3,7 @@
 heSRPT (Berg, Vesilo, Harchol-Balter 2020) is optimal for the mean completion time there, with shares that need
 not be whole. A policy hands out whole GPUs, so it can come close on a large cluster but can never be better.
 AFS-L weighs two jobs with equal curves nearly alike; its distance is therefore that of an equal split, which grows
-with p: at most 2 % at p = 0.3, 7 % at 0.5 and 32 % at 0.8.
+with p: at most 2 % at p = 0.3, 7 % at 0.5 and 32 % at 0.8. Our own policy stays within 2, 3 and 12 %.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stretto.core.policies import BUILTIN
 from stretto.core.policy import load
 from stretto.core.snapshot import FloatArray
 from stretto.sim import cluster
@@ -20,7 +19,8 @@ from stretto.sim.trace import Trace
 
 NODES, DEVICES = 128, 8
 GPUS = NODES * DEVICES
-RATIO = {0.3: 1.02, 0.5: 1.07, 0.8: 1.32}
+POWERS = (0.3, 0.5, 0.8)
+RATIO = {"afs-l": (1.02, 1.07, 1.32), "stretto": (1.02, 1.03, 1.12)}
 WORKLOADS = {
     "heavy-tailed": np.random.default_rng(0).lognormal(8.0, 1.5, 12),
     "exponential": np.random.default_rng(1).exponential(5000.0, 12) + 1,
@@ -71,21 +71,21 @@ def ratio(policy: str, workload: str, p: float) -> float:
     return float(result.finish_s.sum()) / optimum_s(work, p)
 
 
-@pytest.mark.parametrize("p", RATIO)
+@pytest.mark.parametrize("p", POWERS)
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_the_closed_form_is_what_hesrpt_reaches(workload: str, p: float) -> None:
     assert hesrpt_s(WORKLOADS[workload], p) == pytest.approx(optimum_s(WORKLOADS[workload], p), rel=1e-9)
 
 
-@pytest.mark.parametrize("p", RATIO)
+@pytest.mark.parametrize("p", POWERS)
 @pytest.mark.parametrize("workload", WORKLOADS)
-@pytest.mark.parametrize("policy", ["optimus", "ffdl", "stretto"])
+@pytest.mark.parametrize("policy", ["optimus", "ffdl"])
 def test_the_optimum_is_never_beaten(policy: str, workload: str, p: float) -> None:
-    pytest.importorskip(BUILTIN[policy])
     assert ratio(policy, workload, p) >= 1 - 1e-9
 
 
-@pytest.mark.parametrize("p", RATIO)
+@pytest.mark.parametrize("p", POWERS)
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_afs_l_stays_close_to_it(workload: str, p: float) -> None:
-    assert 1 - 1e-9 <= ratio("afs-l", workload, p) <= RATIO[p]
+@pytest.mark.parametrize("policy", RATIO)
+def test_the_best_stay_close_to_it_and_never_beat_it(policy: str, workload: str, p: float) -> None:
+    assert 1 - 1e-9 <= ratio(policy, workload, p) <= RATIO[policy][POWERS.index(p)]

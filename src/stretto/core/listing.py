@@ -58,7 +58,7 @@ class ListOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def decide(rule: ListRule, view: Snapshot, memory: Memory = None) -> Decision:
     """Walk the jobs in the declared order."""
     running = view.workers > 0
-    size = _size(rule, view)
+    size = sizes(rule, view)
     if not rule.preempts:
         size = np.where(running, view.workers, size)
     need = size * view.width + view.fixed_milli
@@ -105,7 +105,7 @@ def remaining(view: Snapshot, size: IntArray, service: bool = False) -> FloatArr
     return left * (size * view.width + view.fixed_milli) / GPU if service else left
 
 
-def _size(rule: ListRule, view: Snapshot) -> IntArray:
+def sizes(rule: ListRule, view: Snapshot) -> IntArray:
     """Workers that each job gets if it runs."""
     if rule.size == "min":
         return view.min_workers
@@ -115,7 +115,7 @@ def _size(rule: ListRule, view: Snapshot) -> IntArray:
 def _order(rule: ListRule, view: Snapshot, running: BoolArray, memory: Memory) -> IntArray:
     key = rule.key(view)
     if rule.falls != "never":
-        key = remaining(view, _size(rule, view), rule.falls == "service")
+        key = remaining(view, sizes(rule, view), rule.falls == "service")
     tie = view.job
     if rule.keeps_order and memory is not None and len(memory):
         by_number = np.argsort(memory)

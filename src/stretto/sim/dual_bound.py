@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 
 from stretto.core.hull import Hulls, hulls
-from stretto.core.snapshot import GPU, FloatArray, IntArray
+from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray
 from stretto.errors import UsageError
 from stretto.sim.fair import fair_finish
 from stretto.sim.trace import Trace
 
-_WORTHS = 160
+_WORTHS = 320
 _SPAN = 300.0
 
 
@@ -40,12 +40,15 @@ class Prices(msgspec.Struct, frozen=True):
 def average_jct(
     trace: Trace,
     gpus: float,
+    ended: BoolArray | None = None,
     *,
-    rounds: int = 60,
+    rounds: int = 40,
     bin_s: float = 600.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> float:
-    """The best bound on the mean completion time that so many rounds of pricing find."""
+    """The best bound on the mean completion time that so many rounds of pricing find; nan unless all jobs ended."""
+    if ended is not None and not ended.all():
+        return math.nan
     if trace.phases or len(trace.pools) > 1 or trace.services or (trace.width != GPU).any():
         raise UsageError(
             "the dual bound is for one device type, whole GPUs per worker and one speed-up curve per job",
@@ -60,7 +63,7 @@ def average_jct(
         best = max(best, (value - gpus * float(prices.price @ total)) / len(trace))
         excess = np.clip(np.log(np.maximum(use, 1e-3 * gpus) / gpus), -1.0, 1.0)
         momentum = 0.5 * momentum + 0.5 * excess
-        step = 0.4 / (1 + turn / 8)
+        step = 0.4 / (1 + turn / 6)
         prices = Prices(prices.edge_s, np.maximum(prices.price * np.exp(step * momentum), 1e-9))
         if progress is not None:
             progress(turn + 1, rounds)
@@ -127,33 +130,34 @@ class _Curve:
         gain_at = self.gain_by[:, first] + part * (self.gain_by[:, first + 1] - self.gain_by[:, first])
         work_at = self.work_by[:, first] + part * (self.work_by[:, first + 1] - self.work_by[:, first])
         for j in range(len(submit)):
-            got, k = self._optimum(submit[j], work[j], int(first[j]), gain_at[:, j], work_at[:, j], use)
-            total += got
+            total += self._optimum(submit[j], work[j], int(first[j]), gain_at[:, j], work_at[:, j], use)
         return total, use
 
     def _optimum(
         self, submit: float, work: float, first: int, gain_at: FloatArray, work_at: FloatArray, use: FloatArray
-    ) -> tuple[float, int]:
+    ) -> float:
         edge = self.prices.edge_s
         if work <= 0:
-            return 0.0, 0
+            return 0.0
         # An answer that can be carried out, for every worth: end as soon as the work is done. The best one bounds
         # how late an end is worth looking at.
         target = work_at + work
         feasible = np.flatnonzero(self.work_by[:, -1] >= target)
         if not len(feasible):
-            return 0.0, 0
+            return 0.0
         ends = np.array([np.searchsorted(self.work_by[m], target[m]) for m in feasible])
         before = ends - 1
         inside = (target[feasible] - self.work_by[feasible, before]) / np.maximum(
             self.work_by[feasible, ends] - self.work_by[feasible, before], 1e-300
         )
         end_s = edge[before] + inside * (edge[ends] - edge[before])
-        gained = self.gain_by[feasible, before] + inside * (self.gain_by[feasible, ends] - self.gain_by[feasible, before])
+        gained = self.gain_by[feasible, before] + inside * (
+            self.gain_by[feasible, ends] - self.gain_by[feasible, before]
+        )
         cost = end_s - submit + self.worth[feasible] * work - (gained - gain_at[feasible])
         best = int(np.argmin(cost))
         self._note_use(int(feasible[best]), submit, float(end_s[best]), first, int(before[best]), use)
-        return self._rigorous(submit, work, first, gain_at, float(cost[best])), 0
+        return self._rigorous(submit, work, first, gain_at, float(cost[best]))
 
     def _note_use(self, m: int, submit: float, end_s: float, first: int, last: int, use: FloatArray) -> None:
         edge = self.prices.edge_s

@@ -5,13 +5,14 @@ are what finish-time fairness compares with: rho = completion time / completion 
 
 Jobs of one kind (same curve, limits and width) run at the same speed at every moment, so one clock of work per
 kind is enough: a job that arrives when the clock shows v ends when it shows v + its work. An event costs as much
-as there are kinds, however many jobs are active.
+as there are kinds active, however many jobs are. Plain lists: there are few kinds and very many events.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from bisect import insort
 
 import numpy as np
 
@@ -20,104 +21,117 @@ from stretto.sim.trace import Trace
 
 
 def fair_finish(trace: Trace, gpus_milli: int) -> FloatArray:
-    """When each job would end under continuous equal share. Services are not part of this world."""
-    kinds = _Kinds(trace)
+    """When each job would end under continuous equal share. Services are not part of this world: nan."""
     finish = np.full(len(trace), np.nan)
-    heaps: list[list[tuple[float, int, int]]] = [[] for _ in range(len(kinds))]
-    count = np.zeros(len(kinds))
-    clock, head, speed = np.zeros(len(kinds)), np.full(len(kinds), math.inf), np.zeros(len(kinds))
     arrivals = [j for j in range(len(trace)) if not (trace.services and trace.services[j] is not None)]
     submit = trace.submit_s.tolist()
-    now, following, active = 0.0, 0, 0
-
-    def enter(job: int, phase: int) -> None:
-        kind, work = kinds.of(job, phase)
-        heapq.heappush(heaps[kind], (clock[kind] + work, job, phase))
-        head[kind] = heaps[kind][0][0]
-        count[kind] += 1
-
-    while following < len(arrivals) or active:
+    world = _FairWorld(trace, gpus_milli)
+    following = 0
+    while following < len(arrivals) or world.active:
         arrival = submit[arrivals[following]] if following < len(arrivals) else math.inf
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ends = np.where(count > 0, (head - clock) / speed, math.inf)
-        kind = int(np.argmin(ends))
-        step = float(ends[kind])
-        if now + step <= arrival:
-            clock += speed * step
-            clock[kind] = head[kind]
-            now += step
-            _, job, phase = heapq.heappop(heaps[kind])
-            head[kind] = heaps[kind][0][0] if heaps[kind] else math.inf
-            count[kind] -= 1
-            if kinds.has(job, phase + 1):
-                enter(job, phase + 1)
-            else:
-                finish[job] = now
-                active -= 1
+        kind, end = world.next_end()
+        if end <= arrival:
+            job = world.end(kind, end)
+            if job is not None:
+                finish[job] = end
         else:
-            clock += speed * (arrival - now)
-            now = arrival
-            while following < len(arrivals) and submit[arrivals[following]] <= now:
-                enter(arrivals[following], 0)
+            world.advance(arrival)
+            while following < len(arrivals) and submit[arrivals[following]] <= arrival:
+                world.enter(arrivals[following], 0)
                 following += 1
-                active += 1
-        speed = kinds.speed(count, gpus_milli)
+        world.share()
     return finish
 
 
-class _Kinds:
-    """The distinct (curve, minimum, maximum, width), and how fast each goes at a given share."""
+class _FairWorld:
+    """Clocks, heaps and speeds per kind; kinds are numbered by the size of their cap."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        number: dict[tuple[int, int, int, int], int] = {}
-        self.kind: list[list[int]] = []
-        for j in range(len(trace)):
-            curves = trace.phases[j][1].tolist() if trace.phases else [int(trace.curve[j])]
-            limits = int(trace.min_workers[j]), int(trace.max_workers[j]), max(int(trace.width[j]), 1)
-            self.kind.append([number.setdefault((c, *limits), len(number)) for c in curves])
+    def __init__(self, trace: Trace, gpus_milli: int) -> None:
+        self.gpus_milli = float(gpus_milli)
+        self.kind, kinds = _kinds(trace)
+        self.work = [w[0].tolist() for w in trace.phases] if trace.phases else [[w] for w in trace.work.tolist()]
         rates = trace.rates.mean(axis=0)
-        top = rates.shape[1] - 1
-        self.caps = np.array([high * width for _, _, high, width in number], np.float64)
-        self.order = np.argsort(self.caps, kind="stable")
-        self.width = np.array([width for *_, width in number], np.float64)
-        longest = max(high for _, _, high, _ in number)
-        self.table = np.zeros((len(number), longest + 2))
-        for i, (curve, low, high, _) in enumerate(number):
-            line = rates[curve, np.minimum(np.arange(high + 1), top)].copy()
-            line[:low] = line[low] * np.arange(low) / low
-            self.table[i, : high + 1] = line
-            self.table[i, high + 1 :] = line[-1]
-        self.rows = np.arange(len(number))
-        self.full = self.table[self.rows, (self.caps / self.width).astype(np.int64)]
+        self.width = [float(width) for _, _, _, width in kinds]
+        self.cap = [float(high * width) for _, _, high, width in kinds]
+        self.table = [_line(rates, curve, low, high) for curve, low, high, _ in kinds]
+        self.full = [line[-1] for line in self.table]
+        self.clock, self.speed = [0.0] * len(kinds), [0.0] * len(kinds)
+        self.heap: list[list[tuple[float, int, int]]] = [[] for _ in kinds]
+        self.active: list[int] = []
+        self.wanted = 0.0
+        self.now = 0.0
 
-    def __len__(self) -> int:
-        return len(self.caps)
+    def next_end(self) -> tuple[int, float]:
+        """The kind whose first job ends next, and when."""
+        best, soonest = -1, math.inf
+        for k in self.active:
+            left = (self.heap[k][0][0] - self.clock[k]) / self.speed[k]
+            if left < soonest:
+                best, soonest = k, left
+        return best, self.now + soonest
 
-    def of(self, job: int, phase: int) -> tuple[int, float]:
-        """Kind and work of a job's phase."""
-        work = self.trace.phases[job][0][phase] if self.trace.phases else self.trace.work[job]
-        return self.kind[job][phase], float(work)
+    def advance(self, moment: float) -> None:
+        passed = moment - self.now
+        for k in self.active:
+            self.clock[k] += self.speed[k] * passed
+        self.now = moment
 
-    def has(self, job: int, phase: int) -> bool:
-        return phase < len(self.kind[job])
+    def end(self, kind: int, moment: float) -> int | None:
+        """Let the first job of the kind end its phase; the job, if that was its last."""
+        self.advance(moment)
+        target, job, phase = heapq.heappop(self.heap[kind])
+        self.clock[kind] = target
+        self.wanted -= self.cap[kind]
+        if not self.heap[kind]:
+            self.active.remove(kind)
+        if phase + 1 < len(self.work[job]):
+            self.enter(job, phase + 1)
+            return None
+        return job
 
-    def speed(self, count: FloatArray, gpus_milli: int) -> FloatArray:
-        """Steps/s of each kind when so many jobs of each are active."""
-        if float(count @ self.caps) <= gpus_milli:
-            return self.full
-        level = self._level(count, gpus_milli)
-        share = np.minimum(self.caps, level) / self.width
-        low = share.astype(np.int64)
-        part = share - low
-        speed: FloatArray = self.table[self.rows, low] * (1 - part) + self.table[self.rows, low + 1] * part
-        return speed
+    def enter(self, job: int, phase: int) -> None:
+        kind = self.kind[job][phase]
+        if not self.heap[kind]:
+            insort(self.active, kind)
+        heapq.heappush(self.heap[kind], (self.clock[kind] + self.work[job][phase], job, phase))
+        self.wanted += self.cap[kind]
 
-    def _level(self, count: FloatArray, gpus_milli: int) -> float:
-        """The share c with sum(min(cap, c)) = capacity."""
-        caps, number = self.caps[self.order], count[self.order]
-        filled = np.concatenate(((0.0,), np.cumsum(caps * number)[:-1]))
-        above = np.cumsum(number[::-1])[::-1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            level = (gpus_milli - filled) / above
-        return float(level[int(np.argmax((level <= caps) & (above > 0)))])
+    def share(self) -> None:
+        """Set the speeds: everybody its cap, or the level at which the cluster is just full."""
+        if self.wanted <= self.gpus_milli:
+            for k in self.active:
+                self.speed[k] = self.full[k]
+            return
+        free, jobs = self.gpus_milli, sum(len(self.heap[k]) for k in self.active)
+        for k in self.active:
+            count = len(self.heap[k])
+            share = min(self.cap[k], free / jobs)
+            self.speed[k] = self._speed(k, share / self.width[k])
+            free -= count * share
+            jobs -= count
+
+    def _speed(self, kind: int, workers: float) -> float:
+        line, whole = self.table[kind], int(workers)
+        if whole + 1 >= len(line):
+            return line[-1]
+        return line[whole] + (line[whole + 1] - line[whole]) * (workers - whole)
+
+
+def _kinds(trace: Trace) -> tuple[list[list[int]], list[tuple[int, int, int, int]]]:
+    """The kind of every phase of every job, and the kinds (curve, minimum, maximum, width) by rising cap."""
+    limits = zip(
+        trace.min_workers.tolist(), trace.max_workers.tolist(), np.maximum(trace.width, 1).tolist(), strict=True
+    )
+    curves = [c.tolist() for _, c in trace.phases] if trace.phases else [[c] for c in trace.curve.tolist()]
+    raw = [[(curve, *limit) for curve in of_job] for of_job, limit in zip(curves, limits, strict=True)]
+    kinds = sorted({kind for of_job in raw for kind in of_job}, key=lambda kind: (kind[2] * kind[3], kind))
+    number = {kind: i for i, kind in enumerate(kinds)}
+    return [[number[kind] for kind in of_job] for of_job in raw], kinds
+
+
+def _line(rates: FloatArray, curve: int, low: int, high: int) -> list[float]:
+    """Steps/s on 0..high workers, linear below the minimum; never quite nothing, so that every job ends."""
+    line = rates[curve, np.minimum(np.arange(high + 1), rates.shape[1] - 1)].copy()
+    line[:low] = line[low] * np.arange(low) / low
+    floor = 1e-9 * max(float(line.max()), 1e-9)
+    return [max(float(rate), floor) if n else 0.0 for n, rate in enumerate(line)]

@@ -7,9 +7,9 @@ every second of service.
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any
 
-from stretto.core.listing import walk
 from stretto.core.snapshot import GPU
 from stretto.sim.listrun import Run, World
 
@@ -48,8 +48,9 @@ class Walk(Run):
             queue.sort(key=self.key.__getitem__)
         self._walk()
         if self.levels:
-            for queue in self.lists:
-                queue.sort(key=lambda j: j not in self.running)
+            if self.levels.original:
+                for queue in self.lists:
+                    queue.sort(key=lambda j: j not in self.running)
             self.wake_s = self._next_change()
 
     def _rank(self, j: int) -> None:
@@ -69,14 +70,25 @@ class Walk(Run):
         return left / self.rate[j] if self.rate[j] else math.inf
 
     def _walk(self) -> None:
-        order = [j for queue in self.lists for j in queue]
-        fits, free = walk([self.need[j] for j in order], self.room, len(order))
-        for j, fit, left in zip(order, fits, free, strict=True):
-            if fit != (j in self.running):
-                if fit:
-                    self.start(j, left)
+        free, narrowest = self.room, min(self.need)
+        behind = set(self.running)
+        starts: list[tuple[int, int]] = []
+        for j in chain.from_iterable(self.lists):
+            if self.need[j] <= free:
+                if j in behind:
+                    behind.remove(j)
                 else:
-                    self.stop(j, left)
+                    starts.append((j, free))
+                free -= self.need[j]
+            elif j in behind:
+                behind.remove(j)
+                self.stop(j, free)
+            if free < narrowest:
+                break
+        for j in behind:
+            self.stop(j, free)
+        for j, left in starts:
+            self.start(j, left)
 
     # Queues.
 
@@ -97,7 +109,7 @@ class Walk(Run):
 
     def _change_queues(self) -> None:
         assert self.levels is not None
-        for j in self.active:
+        for j in self.active if self.levels.promote else sorted(self.running):
             level = self.level[j]
             if j in self.running:
                 while self._crossing_s(j, level) <= self.now_s:
@@ -127,11 +139,10 @@ class Walk(Run):
 
     def _next_change(self) -> float:
         assert self.levels is not None
-        moments = [math.inf]
-        for j in self.active:
-            if j in self.running:
-                ran_s, serves = self._ran_now(j), self.serves[j]
-                moments.append(self.levels.visit_s(self.now_s, self.level[j], ran_s * serves, serves, ran_s))
-            elif self.levels.promote:
-                moments.append(self._promotion_s(j))
-        return min(moment for moment in moments if moment > self.now_s)
+        moments = []
+        for j in self.running:
+            ran_s, serves = self._ran_now(j), self.serves[j]
+            moments.append(self.levels.visit_s(self.now_s, self.level[j], ran_s * serves, serves, ran_s))
+        if self.levels.promote:
+            moments += [self._promotion_s(j) for j in self.active if j not in self.running]
+        return min((moment for moment in moments if moment > self.now_s), default=math.inf)

@@ -7,13 +7,10 @@ import math
 import numpy as np
 from hypothesis import given
 
+from policy_checks import answer
 from strategies import job, snapshots, view_of
-from stretto.core import invariants
-from stretto.core.policy import load
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import Snapshot
-
-POLICY = load("elastic-edf")
 
 
 def test_in_order_of_deadline_each_as_wide_as_fits() -> None:
@@ -23,7 +20,7 @@ def test_in_order_of_deadline_each_as_wide_as_fits() -> None:
         job(max_workers=64, deadline_s=200.0),
         job(max_workers=2, deadline_s=math.inf),
     ]
-    decision = POLICY.decide(view_of(11, jobs), None)
+    decision = answer("elastic-edf", view_of(11, jobs))
     # 4 of 11 although one would be faster, then 4 of the 7 left (the next level is 8), 2 of 3, and 1.
     assert decision.workers.tolist() == [2, 4, 4, 1]
     assert decision.detail[:, 1].tolist() == [3, 11, 7, 1]
@@ -31,15 +28,14 @@ def test_in_order_of_deadline_each_as_wide_as_fits() -> None:
 
 def test_past_its_deadline_a_job_still_goes_first() -> None:
     jobs = [job(size=2, deadline_s=1e9, workers=2), job(size=2, deadline_s=5.0)]
-    decision = POLICY.decide(view_of(3, jobs, now_s=100.0), None)
+    decision = answer("elastic-edf", view_of(3, jobs, now_s=100.0))
     assert decision.workers.tolist() == [0, 2]
     assert decision.reason.tolist() == [Reason.PREEMPTED, Reason.RUNS]
 
 
 @given(snapshots())
 def test_as_a_plain_walk_over_all_levels(view: Snapshot) -> None:
-    decision = POLICY.decide(view, None)
-    invariants.check(POLICY, view, decision)
+    decision = answer("elastic-edf", view)
     free = view.total_milli
     for j in sorted(range(len(view)), key=lambda j: (view.deadline_s[j], view.job[j])):
         low, high = int(view.min_workers[j]), int(view.max_workers[j])
@@ -51,7 +47,7 @@ def test_as_a_plain_walk_over_all_levels(view: Snapshot) -> None:
 
 @given(snapshots())
 def test_only_more_urgent_jobs_stop_a_running_one(view: Snapshot) -> None:
-    decision = POLICY.decide(view, None)
+    decision = answer("elastic-edf", view)
     taken = np.where(decision.workers > 0, decision.workers * view.width + view.fixed_milli, 0)
     for j in np.flatnonzero((view.workers > 0) & (decision.workers == 0)).tolist():
         ahead = (view.deadline_s < view.deadline_s[j]) | (

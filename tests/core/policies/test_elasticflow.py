@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policy_checks import answer
 from strategies import job, snapshots, traces, view_of
-from stretto.core import invariants
 from stretto.core.policies.elasticflow import Book
 from stretto.core.policy import load
 from stretto.core.reasons import Reason
@@ -27,10 +27,7 @@ POWERS = [0.0, 1.0, 2.0, 2.0, 4.0]
 
 
 def deciding(view: Snapshot, memory: Any = None, **options: Any) -> Any:
-    policy = load("elasticflow", options)
-    decision = policy.decide(view, memory)
-    invariants.check(policy, view, decision)
-    return decision
+    return answer("elasticflow", view, memory, **options)
 
 
 def reasons(decision: Any) -> list[Reason]:

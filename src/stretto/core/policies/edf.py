@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from stretto.core.decision import Decision, Memory
-from stretto.core.listing import ListRule, decide, walk
+from stretto.core.listing import ListRule, decide, sizes, walk
 from stretto.core.policy import Traits, policy
 from stretto.core.reasons import Reason
 from stretto.core.services import only
@@ -71,11 +71,12 @@ def _admit(view: Snapshot, memory: Memory) -> BoolArray:
 def _late(view: Snapshot, chosen: IntArray) -> set[int]:
     """Which of the chosen jobs would miss their deadlines if they had the cluster to themselves."""
     order = chosen[np.lexsort((view.job[chosen], view.deadline_s[chosen]))]
-    left_s = view.remaining_s(view.requested)[order] + np.where(view.workers[order] > 0, 0.0, view.start_s[order])
+    size = sizes(RULE, view)
+    left_s = (view.remaining_s(size) + np.where(view.workers > 0, 0.0, view.start_s))[order]
     waiting = list(
         zip(
             order.tolist(),
-            view.need[order].tolist(),
+            (size * view.width + view.fixed_milli)[order].tolist(),
             np.where(np.isnan(left_s), math.inf, left_s).tolist(),
             view.deadline_s[order].tolist(),
             strict=True,

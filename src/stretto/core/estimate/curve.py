@@ -1,0 +1,180 @@
+"""Throughput as a function of workers, learned online from (workers, seconds per step).
+
+The global batch is constant, so a step on n workers takes
+
+    serial + parallel / n + sync * (n - 1)       each >= 0
+
+(Amdahl's law with a cost of synchronisation that grows with n, as in alpha-beta models.) The three are fitted to what
+was observed, in relative terms, with a mild pull of `serial` and `sync` to zero: a job that was seen at one size only
+is expected to scale linearly, and each further size teaches where that ends. Near the sizes that were seen, what was
+measured outweighs the formula. A prior, the curve of earlier runs of the class, counts like a few observations.
+
+The rates handed out start at 0, never fall with more workers and are never nan.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from stretto.core.snapshot import FloatArray
+
+_MEMORY = 100.0
+"""Observations that count at one size: what is older fades, so that a curve may change."""
+_OUTLIER = 3.0
+_PRIOR_WEIGHT = 2.0
+_PULL = 0.05
+_NOISE = 0.2
+_PER_DOUBLING = 0.25
+"""Growth of the standard deviation of log(time) with each doubling away from a size that was seen."""
+_MODEL_SD = 0.02
+_FIRST_STEP_S = 1.0
+"""A step of a job of which nothing at all is known."""
+_LONGEST_S = 1e9
+_SUBSETS = [[1], [0, 1], [1, 2], [0, 2], [0], [0, 1, 2]]
+"""Which of serial, parallel and sync are not zero; sync alone would make one worker infinitely fast."""
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """What was observed of one job, per number of workers: how often, mean and squared deviations of log(step_s)."""
+
+    workers: tuple[int, ...] = ()
+    count: tuple[float, ...] = ()
+    mean: tuple[float, ...] = ()
+    squares: tuple[float, ...] = ()
+
+    @property
+    def widest(self) -> int:
+        """The most workers it was seen with; 0 before anything was."""
+        return max(self.workers, default=0)
+
+
+class Model(msgspec.Struct, frozen=True):
+    """Seconds of a step: serial + parallel / n + sync * (n - 1)."""
+
+    serial: float
+    parallel: float
+    sync: float
+
+    def step_s(self, workers: FloatArray) -> FloatArray:
+        step: FloatArray = self.serial + self.parallel / workers + self.sync * (workers - 1)
+        return step
+
+
+def observe(curve: Curve, workers: int, step_s: float) -> Curve:
+    """The curve after one more observation. One that cannot be (no workers, no time, nan) teaches nothing."""
+    if workers < 1 or not 0 < step_s < math.inf:
+        return curve
+    value = math.log(min(max(step_s, 1 / _LONGEST_S), _LONGEST_S))
+    if workers not in curve.workers:
+        return _with(curve, workers, 1.0, value, 0.0)
+    i = curve.workers.index(workers)
+    count, mean, squares = curve.count[i], curve.mean[i], curve.squares[i]
+    if count >= 3:
+        # The first step after a resize, a swapped machine: seen, but not believed in full.
+        limit = _OUTLIER * max(math.sqrt(squares / count), _NOISE / 2)
+        value = min(max(value, mean - limit), mean + limit)
+    if count >= _MEMORY:
+        squares *= (_MEMORY - 1) / count
+        count = _MEMORY - 1
+    change = value - mean
+    mean += change / (count + 1)
+    return _with(curve, workers, count + 1, mean, squares + change * (value - mean))
+
+
+def rates(curve: Curve, max_workers: int, prior: Curve | None = None) -> FloatArray:
+    """Steps per second on 0, 1, … max_workers workers."""
+    n = np.arange(1, max_workers + 1, dtype=np.float64)
+    rising = np.maximum.accumulate(1 / step_s(curve, n, prior)) if max_workers > 0 else n
+    return np.concatenate(([0.0], rising))
+
+
+def step_s(curve: Curve, workers: FloatArray, prior: Curve | None = None) -> FloatArray:
+    """Expected seconds of a step on so many workers."""
+    seen = curve if curve.workers else prior or curve
+    if not seen.workers:
+        linear: FloatArray = _FIRST_STEP_S / workers
+        return linear
+    model = fit(curve, prior)
+    sizes, times = np.array(seen.workers, np.float64), np.exp(seen.mean)
+    believed = np.array(seen.count) / (np.array(seen.count) + 1)
+    off = np.log(times / model.step_s(sizes)) * believed
+    expected: FloatArray = model.step_s(workers) * np.exp(np.interp(np.log(workers), np.log(sizes), off))
+    return expected
+
+
+def fit(curve: Curve, prior: Curve | None = None) -> Model:
+    """The formula that explains what was seen best."""
+    sizes, times, weights = _evidence(curve, prior)
+    if not len(sizes):
+        return Model(0.0, _FIRST_STEP_S, 0.0)
+    features = np.column_stack((np.ones(len(sizes)), 1 / sizes, sizes - 1))
+    usual = float(np.exp(np.mean(np.log(times))))
+    widest = float(sizes.max())
+    pull = np.array([[_PULL / usual, 0.0, 0.0], [0.0, 0.0, _PULL * widest / usual]])
+    rows = np.concatenate((features / times[:, None] * weights[:, None], pull))
+    target = np.concatenate((weights, np.zeros(2)))
+    best = _least_squares(rows, target)
+    return Model(*best.tolist())
+
+
+def sd_log(curve: Curve, workers: int, prior: Curve | None = None) -> float:
+    """Standard deviation of log(step time) on so many workers: falls with data, grows away from it."""
+    seen = curve if curve.workers else prior
+    if seen is None or not seen.workers:
+        return 1.0 + _PER_DOUBLING * math.log2(max(workers, 1))
+    apart = [abs(math.log2(max(workers, 1) / size)) for size in seen.workers]
+    nearest = int(np.argmin(apart))
+    own = _noise(seen) / math.sqrt(seen.count[nearest])
+    borrowed = 0.5 if seen is prior else 0.0
+    return math.sqrt(own**2 + (_PER_DOUBLING * apart[nearest]) ** 2 + borrowed**2 + _MODEL_SD**2)
+
+
+def cap(widest_seen: int, max_workers: int, min_workers: int = 1) -> int:
+    """Explore by doubling: at most twice what was seen, so that a wrong guess costs little."""
+    return min(max(2 * widest_seen, min_workers, 1), max_workers)
+
+
+def _with(curve: Curve, workers: int, count: float, mean: float, squares: float) -> Curve:
+    rows = {w: row for w, *row in zip(curve.workers, curve.count, curve.mean, curve.squares, strict=True)}
+    rows[workers] = [count, mean, squares]
+    sizes = tuple(sorted(rows))
+    counts, means, spreads = zip(*(rows[w] for w in sizes), strict=True)
+    return Curve(sizes, counts, means, spreads)
+
+
+def _evidence(curve: Curve, prior: Curve | None) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Sizes, step times and weights of the job's own observations and of its class, scaled to the job's speed."""
+    sizes, times = np.array(curve.workers, np.float64), np.exp(np.array(curve.mean, np.float64))
+    weights = np.sqrt(np.array(curve.count, np.float64))
+    if prior is None or not prior.workers:
+        return sizes, times, weights
+    others, theirs = np.array(prior.workers, np.float64), np.exp(np.array(prior.mean, np.float64))
+    if len(sizes):
+        at_ours = step_s(prior, sizes)
+        theirs = theirs * math.exp(float(np.average(np.log(times / at_ours), weights=weights**2)))
+    trust = np.sqrt(np.minimum(np.array(prior.count), _PRIOR_WEIGHT))
+    return np.concatenate((sizes, others)), np.concatenate((times, theirs)), np.concatenate((weights, trust))
+
+
+def _least_squares(rows: FloatArray, target: FloatArray) -> FloatArray:
+    """Least squares with three non-negative unknowns: the best of all choices of which are not zero."""
+    scale = np.maximum(np.abs(rows).max(axis=0), 1e-300)
+    best, least = np.zeros(3), math.inf
+    for some in _SUBSETS:
+        answer = np.linalg.lstsq(rows[:, some] / scale[some], target, rcond=None)[0]
+        if (answer < 0).any() or answer[0] <= 0:
+            continue
+        error = float(((rows[:, some] / scale[some] @ answer - target) ** 2).sum())
+        if error < least - 1e-12:
+            best, least = np.zeros(3), error
+            best[some] = answer / scale[some]
+    return best
+
+
+def _noise(curve: Curve) -> float:
+    """Standard deviation of a single log(step time), over all sizes; two observations' worth of a guess."""
+    extra = sum(curve.count) - len(curve.count)
+    return math.sqrt((sum(curve.squares) + 2 * _NOISE**2) / (extra + 2))
