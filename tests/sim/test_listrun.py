@@ -79,7 +79,7 @@ def assert_same(ours: Result, general: Result) -> None:
 
 @pytest.mark.parametrize(("name", "options"), POLICIES, ids=NAMES)
 @given(trace=traces(), gpus=st.integers(4, 9), start_s=st.sampled_from([0.0, 0.0, 1.5]))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_equals_the_general_engine(name: str, options: dict[str, Any], trace: Trace, gpus: int, start_s: float) -> None:
     if "promote" in options:
         start_s = 0.0  # With limits this tight a costly start would be followed by a stop, for ever.
@@ -216,7 +216,7 @@ WRITTEN_OUT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", WRITTEN_OUT)
 @given(trace=traces(units=(1.0,), widths=(1000,)), gpus=st.integers(4, 9))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_equals_stepping_through_every_second(case: str, trace: Trace, gpus: int) -> None:
     options, told = WRITTEN_OUT[case]
     pools, nodes = cluster.uniform(1, gpus)

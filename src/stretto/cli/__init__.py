@@ -26,6 +26,7 @@ app.command("stretto.cli.sim:app", name="sim", help="Simulate a trace under a po
 app.command("stretto.cli.policy:app", name="policy", help="The scheduling policies: list them, show one.")
 app.command("stretto.cli.trace:app", name="trace", help="Traces: make one, look into one, convert one.")
 app.command("stretto.cli.job:app", name="job", help="Job files: check one, print the schema.")
+app.command("stretto.cli.lab:app", name="lab", help="The experiments of the documentation, re-run.")
 
 
 @app.command

@@ -79,7 +79,8 @@ class Walk:
     def __init__(self, view: Snapshot) -> None:
         self.view = view
         self.workers, self.free = held(view)
-        size = np.where(self.workers > 0, self.workers, view.requested)
+        self.asked = view.asked
+        size = np.where(self.workers > 0, self.workers, view.asked)
         self.need: list[int] = (size * view.width + view.fixed_milli).tolist()
         self.reason = np.full(len(view), np.int64(Reason.RUNS))
         self.first, self.second = np.array(self.need) / GPU, np.full(len(view), self.free / GPU)
@@ -91,7 +92,7 @@ class Walk:
     def start(self, j: int, reason: Reason, first: float) -> None:
         """Run it from now on."""
         self.say(j, reason, first, self.free / GPU)
-        self.workers[j] = self.view.requested[j]
+        self.workers[j] = self.asked[j]
         self.free -= self.need[j]
 
     def say(self, j: int, reason: Reason, first: float, second: float) -> None:
@@ -138,5 +139,5 @@ def _lengths(view: Snapshot, runs: BoolArray) -> FloatArray:
     # A job that was started a moment ago makes no progress before its start is paid for.
     pause_s = np.maximum(0.0, view.changed_s + view.start_s - view.now_s)
     old = runs & (view.workers > 0)
-    left_s = np.where(old, pause_s + view.remaining_s(view.workers), view.start_s + view.remaining_s(view.requested))
+    left_s = np.where(old, pause_s + view.remaining_s(view.workers), view.start_s + view.remaining_s(view.asked))
     return np.where(np.isnan(left_s), math.inf, left_s)

@@ -7,6 +7,8 @@ seconds on the job's minimum of workers. A share is capped at the job's maximum;
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -64,18 +66,26 @@ def advance(world: FairWorld, view: Snapshot, done: FloatArray, size: FloatArray
     inside = place < len(view)
     here[inside] = view.job[place[inside]] == world.job[inside]
     left = ~here & world.here
-    total = np.where(left, world.done + world.pace * passed, world.size)
+    total = np.where(left & np.isnan(world.size), world.done + world.pace * passed, world.size)
     total[here] = size[place[here]]
     ends = (progress >= total) & np.isinf(world.ended_s)
     over = np.where(ends, progress - total, 0.0) / np.maximum(world.speed, 1e-12)
     ended = np.where(ends, np.maximum(view.now_s - over, world.at_s), world.ended_s)
-    columns = dict(
-        progress=np.where(ends, total, progress), size=total, ended_s=ended, here=here,
-        done=np.where(here, done[np.minimum(place, max(len(view) - 1, 0))], world.done) if len(view) else world.done,
-    )  # fmt: skip
+    columns: dict[str, Any] = {
+        "progress": np.where(ends, total, progress), "size": total, "ended_s": ended, "here": here,
+        "done": np.where(here, done[np.minimum(place, len(view) - 1)], world.done) if len(view) else world.done,
+    }  # fmt: skip
     world = msgspec.structs.replace(world, at_s=view.now_s, **columns)
     world = _pick(world, here | np.isinf(ended))
-    return _shares(_join(world, view, size), view)
+    known = len(world.job)
+    world = _shares(_join(world, view, size), view)
+    if len(world.job) == known:
+        return world
+    # What the newcomers have done here since they were submitted.
+    at = positions(world, view)
+    fresh = np.zeros(len(world.job))
+    fresh[at] = np.where(world.progress[at] == 0, view.now_s - view.submit_s, 0.0)
+    return msgspec.structs.replace(world, progress=world.progress + fresh * world.speed)
 
 
 def positions(world: FairWorld, view: Snapshot) -> IntArray:
@@ -106,11 +116,12 @@ def _join(world: FairWorld, view: Snapshot, size: FloatArray) -> FairWorld:
     if not count:
         return world
     zero = np.zeros(count)
-    fresh = dict(
-        job=view.job[new], progress=zero, speed=zero, share=zero, size=size[new], ended_s=np.full(count, np.inf),
-        done=zero, pace=zero, curve=view.curve[new], low=view.min_workers[new], high=view.max_workers[new],
-        width=np.maximum(view.width[new], 1), here=np.ones(count, np.bool_),
-    )  # fmt: skip
+    fresh: dict[str, Any] = {
+        "job": view.job[new], "progress": zero, "speed": zero, "share": zero, "size": size[new],
+        "ended_s": np.full(count, np.inf), "done": zero, "pace": zero, "curve": view.curve[new],
+        "low": view.min_workers[new], "high": view.max_workers[new], "width": np.maximum(view.width[new], 1),
+        "here": np.ones(count, np.bool_),
+    }  # fmt: skip
     if len(world.job) and view.job[new][0] < world.job[-1]:
         order = np.argsort(np.concatenate((world.job, fresh["job"])), kind="stable")
         merged = {name: np.concatenate((getattr(world, name), fresh[name]))[order] for name in _COLUMNS}

@@ -109,7 +109,7 @@ def sizes(rule: ListRule, view: Snapshot) -> IntArray:
     """Workers that each job gets if it runs."""
     if rule.size == "min":
         return view.min_workers
-    return np.clip(view.requested, view.min_workers, view.max_workers)
+    return view.asked
 
 
 def _order(rule: ListRule, view: Snapshot, running: BoolArray, memory: Memory) -> IntArray:

@@ -7,7 +7,7 @@ built. Units: seconds, milli-GPU, milli-CPU, MiB, and *steps* for work.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
+
+_T = TypeVar("_T", np.int64, np.float64)
 
 GPU = 1000
 """One whole GPU, in milli-GPU."""
@@ -60,15 +62,18 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         """The history after one more job; the oldest of its class goes when there are more than `limit`."""
         low, high = (int(i) for i in np.searchsorted(self.klass, (klass, klass + 1)))
         at = low + int(np.searchsorted(self.job[low:high], job))
-        columns = [
-            np.insert(self.klass, at, klass),
-            np.insert(self.job, at, job),
-            np.insert(self.submit_s, at, submit_s),
-            np.insert(self.size_s, at, size_s),
-        ]
-        if high - low >= limit:
-            columns = [np.delete(column, low) for column in columns]
-        return History(klass=columns[0], job=columns[1], submit_s=columns[2], size_s=columns[3])
+        full = high - low >= limit
+
+        def with_one(column: NDArray[_T], value: float) -> NDArray[_T]:
+            grown = np.insert(column, at, value)
+            return np.delete(grown, low) if full else grown
+
+        return History(
+            klass=with_one(self.klass, klass),
+            job=with_one(self.job, job),
+            submit_s=with_one(self.submit_s, submit_s),
+            size_s=with_one(self.size_s, size_s),
+        )
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,9 +156,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.capacity.sum())
 
     @property
+    def asked(self) -> IntArray:
+        """What rigid policies give: the workers asked for, within the job's limits."""
+        asked: IntArray = np.clip(self.requested, self.min_workers, self.max_workers)
+        return asked
+
+    @property
     def need(self) -> IntArray:
         """Milli-GPU that each job takes at its requested size."""
-        need: IntArray = self.requested * self.width + self.fixed_milli
+        need: IntArray = self.asked * self.width + self.fixed_milli
         return need
 
     def rate(self, workers: IntArray, pool: int = 0) -> FloatArray:

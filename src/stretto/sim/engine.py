@@ -235,6 +235,8 @@ class Engine:
         self._static = None
 
     def _remember(self, rows: IntArray) -> None:
+        if "history" not in self.policy.traits.uses or self.settings.lengths == "known":
+            return
         for row in rows.tolist():
             klass, submit = int(self.trace.klass[row]), float(self.trace.submit_s[row])
             self.history = self.history.adding(klass, row, submit, float(self.sizes[row]))
@@ -364,7 +366,9 @@ class Engine:
         """The world as the policy sees it now."""
         if self._static is None:
             t, row = self.trace, self.row
-            services = np.array([bool(t.services) and t.services[r] is not None for r in row.tolist()], np.bool_)
+            services = np.zeros(len(row), np.bool_)
+            if t.services:
+                services = np.array([t.services[r] is not None for r in row.tolist()], np.bool_)
             self._static = {
                 "job": row, "klass": t.klass[row], "submit_s": t.submit_s[row], "priority": t.priority[row],
                 "deadline_s": t.deadline_s[row], "requested": t.requested[row],

@@ -2,11 +2,11 @@
 
 It runs what a policy declares (`core.listing.ListRule`), without snapshots, and leaves behind exactly what the general
 engine would. `Run` is the part that all have in common: the clock, arrivals, progress and ends of jobs. How the
-next decision is found is left to three subclasses:
+next decision is found is left to subclasses:
 
-- `listheads.Heads`: the order of waiting jobs never changes, so only the first of each width is looked at;
-- `listlevels.LevelHeads`: the same for multi-level queues, whose jobs change places at known moments;
-- `listwalk.Walk`: every job is looked at in every decision, for orders that depend on the last one, or on an index.
+- `listheads`: the order of waiting jobs never changes, so only the first of each width is looked at;
+- `listlevels`: the same for multi-level queues, whose jobs change places at known moments;
+- `listwalk`: every running job is looked at in every decision, for orders that depend on the last one, or on an index.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def run(
     """Run the trace to its end."""
     from stretto.sim.listheads import Heads, Partitioned
     from stretto.sim.listlevels import LevelHeads
-    from stretto.sim.listwalk import Walk
+    from stretto.sim.listwalk import LevelWalk, Walk
 
     rule = policy.rule
     assert rule is not None
     kind: type[Run] = Partitioned if rule.running_first else Heads
-    if rule.keeps_order or (rule.levels and rule.levels.index):
+    if rule.levels:
+        kind = LevelWalk if rule.levels.index else LevelHeads
+    elif rule.keeps_order:
         kind = Walk
-    elif rule.levels:
-        kind = LevelHeads
     return kind(World(trace, pools, nodes, policy, rule, settings, progress)).run()
 
 
@@ -91,7 +91,7 @@ class Run:
         self.rate: list[float] = trace.rates[0, trace.curve, np.minimum(size, top)].tolist()
         self.left: list[float] = trace.work.tolist()
         """Work left at the last change."""
-        self.changed_s = self.submit_s.copy()
+        self.changed_s: list[float] = self.submit_s.copy()
         self.anchor_s = [0.0] * n
         """When progress began, after the pause of a start."""
         self.epoch = [0] * n

@@ -27,6 +27,10 @@ def test_two_jobs_of_four_on_six_gpus_overlap() -> None:
     assert result.finish_s.tolist() == [8, 8]
 
 
+def test_the_last_turn_ends_with_the_room() -> None:
+    assert workers_of(NAME, view_of(7, [job(max_workers=4)] * 2)) == [4, 3]
+
+
 def test_who_did_not_get_its_minimum_gets_nothing() -> None:
     """The second job would be given two single GPUs if turns included those left out."""
     jobs = [job(max_workers=8), job(size=8), job(max_workers=2)]

@@ -61,6 +61,13 @@ def test_the_first_job_left_out_comes_first_next_time() -> None:
     assert decision.detail[[3, 0, 2], 0].tolist() == [0, 1, 2]
 
 
+def test_newcomers_join_at_the_tail() -> None:
+    view = view_of(8, [job(size=8, workers=8), job(size=8), job(size=8)], now_s=60.0)
+    decision = answer(NAME, view, Kept(np.array([0, 1]), 60.0))
+    assert decision.workers.tolist() == [0, 8, 0]
+    assert decision.memory.queue.tolist() == [1, 2, 0]
+
+
 def test_skip_and_stop() -> None:
     view = view_of(8, JOBS, now_s=30.0)
     kept = Kept(np.arange(4), 60.0)

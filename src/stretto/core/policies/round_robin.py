@@ -16,7 +16,7 @@ from stretto.core.snapshot import GPU, BoolArray, IntArray, Snapshot
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    quantum_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    quantum_s: Annotated[float, msgspec.Meta(ge=0.001)] = 60.0
     """Length of a time slice. Give at least ten times what a restart costs, or restarts eat the cluster: the default
     suits restarts of up to 6 s."""
     admission: Literal["skip", "stop"] = "skip"
@@ -49,7 +49,7 @@ def round_robin(view: Snapshot, memory: Kept | None, options: Options) -> Decisi
     if not waits.any():
         until_s = math.inf
     elif not view.now_s < until_s < math.inf:
-        until_s = _after(view.now_s, options.quantum_s)
+        until_s = view.now_s + options.quantum_s
     return _decision(view, order, runs, left, Kept(view.job[order], until_s))
 
 
@@ -73,11 +73,6 @@ def _admit(view: Snapshot, order: IntArray, options: Options, holds: BoolArray) 
     return runs, left
 
 
-def _after(now_s: float, span_s: float) -> float:
-    """Some time later, and later indeed even where the sum rounds back to now."""
-    return max(now_s + span_s, math.nextafter(now_s, math.inf))
-
-
 def _decision(view: Snapshot, order: IntArray, runs: BoolArray, left: IntArray, kept: Kept) -> Decision:
     never = view.need > view.total_milli
     reason = np.where(runs, np.int64(Reason.RUNS), np.int64(Reason.WAITS_FOR_TURN))
@@ -86,5 +81,5 @@ def _decision(view: Snapshot, order: IntArray, runs: BoolArray, left: IntArray, 
     ahead[order] = np.cumsum(~runs[order] & ~never[order]) - 1
     first = np.where(runs | never, view.need / GPU, ahead)
     second = np.where(never, view.total_milli, left) / GPU
-    workers = np.where(runs, view.requested, 0)
+    workers = np.where(runs, view.asked, 0)
     return Decision.of(view, workers, reason, first, second, memory=kept, wake_s=kept.until_s)

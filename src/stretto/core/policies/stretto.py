@@ -41,11 +41,11 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Completion time, as a multiple of that under equal sharing, at which a job goes first."""
     patience: float = 0.3
     """With unknown lengths a running job gives way only to one whose outlook is this much shorter."""
-    quantum_s: float = 60.0
+    quantum_s: float = 120.0
     """Shortest time between two looks at who is late."""
 
 
-class _Recall(msgspec.Struct, frozen=True):
+class _Recall(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered from decision to decision."""
 
     world: FairWorld
@@ -54,21 +54,35 @@ class _Recall(msgspec.Struct, frozen=True):
     """Hulls of `table`: made again only when the snapshot brings another table."""
     between_s: float
     """Typical time between two decisions."""
+    at_s: float
+    looked_s: float
+    """When we last looked at who is late; what was seen then follows."""
+    look_s: float
+    """When somebody might become late."""
+    job: IntArray
+    behind: FloatArray
+    share: FloatArray
 
 
 class _Jobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Step 1 and 2: what is known or believed of every job. Times in seconds on its minimum of workers."""
+    """What is known or believed of every job. Times in seconds on its minimum of workers."""
 
     unit: FloatArray
     """Steps/s on the minimum."""
+    done: FloatArray
     left: FloatArray
-    key: FloatArray
-    """Area left, for the order of starts."""
+    unknown: BoolArray | None
+    """Whose `left` is a guess; None: nobody's."""
+
+
+class _Late(msgspec.Struct, frozen=True):
+    """Who could no longer end in time, in comparison with equal sharing."""
+
     late: BoolArray
     behind: FloatArray
     """Expected completion time as a multiple of that under equal sharing."""
-    until_late_s: float
     share: FloatArray
+    """Workers under equal sharing."""
 
 
 @policy(
@@ -80,60 +94,103 @@ class _Jobs(msgspec.Struct, frozen=True, kw_only=True):
 )
 def stretto(view: Snapshot, memory: Memory, options: Options) -> Decision:
     """Everybody starts at once; the rest goes where it shortens completion most; nobody falls behind a fair share."""
-    recall: _Recall | None = memory
-    if recall is None or recall.table is not view.rates:
-        world = recall.world if recall else fairshare.empty(view.now_s)
-        recall = _Recall(world, view.rates, hulls(view.rates[0]), recall.between_s if recall else 600.0)
-    world, jobs = _judge(view, recall.world, options)
-    workers, left = _start(view, jobs)
-    free = view.total_milli - int((workers * view.width + np.where(workers > 0, view.fixed_milli, 0)).sum())
-    free = _catch_up(view, jobs, workers, free)
+    recall = _recalled(view, memory)
+    jobs, least = _judge(view)
+    # Sizes that nobody knows are learned from the pace of jobs up to their end: there we look every time.
+    looks = jobs.unknown is not None or view.now_s >= min(recall.look_s, recall.looked_s + options.quantum_s)
+    if looks:
+        recall = _look(view, jobs, least, recall, options)
+    late = _seen(view, recall, options)
+    workers, left = _start(view, jobs, late, options)
+    free = view.total_milli - int(workers @ view.width) - int(view.fixed_milli[workers > 0].sum())
+    free = _catch_up(view, late, workers, free)
     last = _hand_out(view, jobs, workers, free, recall, options)
-    pace = view.rate(workers) / jobs.unit
-    passed = view.now_s - recall.world.at_s
+    if looks:
+        world = fairshare.paced(recall.world, view, view.rate(workers) / jobs.unit)
+        recall = msgspec.structs.replace(recall, world=world)
+    return _explain(view, late, workers, left, last, recall, options)
+
+
+def _recalled(view: Snapshot, memory: Memory) -> _Recall:
+    """The memory, brought up to date with the snapshot's table and clock."""
+    if memory is None:
+        none, empty = np.empty(0), np.empty(0, np.int64)
+        return _Recall(
+            world=fairshare.empty(view.now_s), table=view.rates, curves=hulls(view.rates[0]), between_s=600.0,
+            at_s=view.now_s, looked_s=view.now_s, look_s=view.now_s, job=empty, behind=none, share=none,
+        )  # fmt: skip
+    recall: _Recall = memory
+    passed = view.now_s - recall.at_s
     between = recall.between_s + 0.1 * (passed - recall.between_s) if passed > 0 else recall.between_s
-    wake = view.now_s + max(options.quantum_s, jobs.until_late_s)
-    recall = _Recall(fairshare.paced(world, view, pace), view.rates, recall.curves, between)
-    return _explain(view, jobs, workers, left, last, recall, wake, options)
+    curves = recall.curves if recall.table is view.rates else hulls(view.rates[0])
+    return msgspec.structs.replace(recall, table=view.rates, curves=curves, between_s=between, at_s=view.now_s)
 
 
-def _judge(view: Snapshot, before: FairWorld, options: Options) -> tuple[FairWorld, _Jobs]:
+def _judge(view: Snapshot) -> tuple[_Jobs, FloatArray]:
+    """Step 1; and what each job will need in all, at least."""
     unit = np.maximum(view.rate(view.min_workers), 1e-12)
     done, left = view.done / unit, view.remaining / unit
     unknown = np.isnan(left)
-    least = done + left
-    if unknown.any():
-        seen = siblings.outlook(view, done)
-        left = np.where(unknown, seen.left, left)
-        # Unless jobs must wait for each other, being careful costs nothing: expect the job to end any moment.
-        crowded = int(marginal.smallest_need(view).sum()) > view.total_milli
-        least = np.where(unknown, seen.least if crowded else done, least)
-    world = fairshare.advance(before, view, done, np.where(unknown, np.nan, least))
+    if not unknown.any():
+        return _Jobs(unit=unit, done=done, left=left, unknown=None), done + left
+    seen = siblings.outlook(view, done)
+    # Unless jobs must wait for each other, being careful costs nothing: expect the job to end any moment.
+    crowded = int(marginal.smallest_need(view).sum()) > view.total_milli
+    least = np.where(unknown, seen.least if crowded else done, done + left)
+    return _Jobs(unit=unit, done=done, left=np.where(unknown, seen.left, left), unknown=unknown), least
+
+
+def _look(view: Snapshot, jobs: _Jobs, least: FloatArray, recall: _Recall, options: Options) -> _Recall:
+    """Step 2: advance the fair world and find who is late, and when the next job might be."""
+    size = least if jobs.unknown is None else np.where(jobs.unknown, np.nan, least)
+    world = fairshare.advance(recall.world, view, jobs.done, size)
     at = fairshare.positions(world, view)
-    share, speed = world.share[at], world.speed[at]
-    pace = np.maximum(1.0, view.rate(np.maximum(view.min_workers, share.astype(np.int64))) / unit)
-    rest_s = np.maximum(least - done, 0.0) / pace
+    share, speed, ended_s = world.share[at], world.speed[at], world.ended_s[at]
+    pace = np.maximum(1.0, view.rate(np.maximum(view.min_workers, share.astype(np.int64))) / jobs.unit)
+    rest_s = np.maximum(least - jobs.done, 0.0) / pace
     # Where the fair world would be when the job ends, if it ran from now on, against where it should be.
-    age_s = view.now_s - view.submit_s
-    ended = np.isfinite(world.ended_s[at])
-    reached = np.where(ended, (age_s + rest_s) / np.maximum(world.ended_s[at] - view.submit_s, 1e-9), 0.0)
-    running = (world.progress[at] + speed * rest_s) / np.maximum(least, 1e-9)
-    behind = np.where(ended, reached, running)
-    late = (behind >= options.fairness) & (world.progress[at] > 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        grows = np.where(ended, 1 / (world.ended_s[at] - view.submit_s), speed / least)
-        until = np.where(~late & (grows > 0), (options.fairness - behind) / grows, np.inf)
-    soon = 0.0 if late.any() else float(until.min(initial=math.inf))
-    held = view.workers > 0
-    patient = np.where(unknown, left * options.patience, np.maximum(left - view.start_s, 0.0))
-    area: FloatArray = np.where(held, patient, left) * (marginal.smallest_need(view) / GPU)
-    return world, _Jobs(unit=unit, left=left, key=area, late=late, behind=behind, until_late_s=soon, share=share)
+    ended = np.isfinite(ended_s)
+    allowed_s = np.where(ended, np.maximum(ended_s - view.submit_s, 1e-9), 1.0)
+    behind = np.where(
+        ended,
+        (view.now_s - view.submit_s + rest_s) / allowed_s,
+        (world.progress[at] + speed * rest_s) / np.maximum(least, 1e-9),
+    )
+    behind = np.where(world.progress[at] > 0, behind, 0.0)
+    grows = np.where(ended, 1 / allowed_s, speed / np.maximum(least, 1e-9))
+    soon = np.where(grows > 0, np.maximum(options.fairness - behind, 0.0) / np.maximum(grows, 1e-300), math.inf)
+    look = view.now_s + max(options.quantum_s, float(soon.min(initial=math.inf)))
+    return msgspec.structs.replace(
+        recall, world=world, looked_s=view.now_s, look_s=look, job=view.job, behind=behind, share=share
+    )
 
 
-def _start(view: Snapshot, jobs: _Jobs) -> tuple[IntArray, FloatArray]:
-    """Minimums in order, whoever fits; and the room that was left at each job's turn."""
+def _seen(view: Snapshot, recall: _Recall, options: Options) -> _Late | None:
+    """Who was late at the last look and is still here; None if nobody is."""
+    marked = recall.behind >= options.fairness
+    if not marked.any():
+        return None
+    job, behind, share = recall.job[marked], recall.behind[marked], recall.share[marked]
+    at = np.minimum(np.searchsorted(job, view.job), len(job) - 1)
+    late = job[at] == view.job
+    if not late.any():
+        return None
+    return _Late(late, np.where(late, behind[at], 0.0), np.where(late, share[at], 0.0))
+
+
+def _start(view: Snapshot, jobs: _Jobs, late: _Late | None, options: Options) -> tuple[IntArray, FloatArray]:
+    """Step 3: minimums in order, whoever fits; and the room that was left at each job's turn."""
     need = marginal.smallest_need(view)
-    order = np.lexsort((view.job, jobs.key, np.where(jobs.late, -jobs.behind, 0.0), -view.priority))
+    held = np.maximum(jobs.left - view.start_s, 0.0)
+    if jobs.unknown is not None:
+        held = np.where(jobs.unknown, jobs.left * options.patience, held)
+    area = np.where(view.workers > 0, held, jobs.left) * need
+    keys: list[IntArray | FloatArray] = [view.job, area]
+    if late is not None:
+        keys.append(-late.behind)
+    if view.priority.any():
+        keys.append(-view.priority)
+    order = np.lexsort(keys)
     wide = need[order]
     total = np.cumsum(wide)
     taken = np.zeros(len(view), np.bool_)
@@ -158,11 +215,13 @@ def _start(view: Snapshot, jobs: _Jobs) -> tuple[IntArray, FloatArray]:
     return workers, left
 
 
-def _catch_up(view: Snapshot, jobs: _Jobs, workers: IntArray, free: int) -> int:
-    """Raise late jobs to their fair share, the latest first; what is left then. `workers` is written."""
-    fair = np.minimum(view.max_workers, np.ceil(jobs.share - 1e-9).astype(np.int64))
-    wish = np.where(jobs.late & (workers > 0), np.maximum(fair - workers, 0), 0)
-    for j in np.lexsort((view.job, -jobs.behind))[: int(jobs.late.sum())].tolist() if wish.any() else ():
+def _catch_up(view: Snapshot, late: _Late | None, workers: IntArray, free: int) -> int:
+    """Step 4: raise late jobs to their fair share, the latest first; what is left then. `workers` is written."""
+    if late is None:
+        return free
+    fair = np.minimum(view.max_workers, np.ceil(late.share - 1e-9).astype(np.int64))
+    wish = np.where(late.late & (workers > 0), np.maximum(fair - workers, 0), 0)
+    for j in np.lexsort((view.job, -late.behind))[: int(late.late.sum())].tolist() if wish.any() else ():
         more = min(int(wish[j]), free // max(int(view.width[j]), 1))
         workers[j] += more
         free -= more * int(view.width[j])
@@ -172,7 +231,7 @@ def _catch_up(view: Snapshot, jobs: _Jobs, workers: IntArray, free: int) -> int:
 def _hand_out(
     view: Snapshot, jobs: _Jobs, workers: IntArray, free: int, recall: _Recall, options: Options
 ) -> FloatArray:
-    """Give the free room to whoever gains most; the worth of each job's last worker. `workers` is written."""
+    """Step 5: the free room to whoever gains most; the worth of each job's last worker. `workers` is written."""
     last = np.zeros(len(view))
     grows = np.flatnonzero((workers > 0) & (workers < view.max_workers))
     if not len(grows) or free < int(view.width[grows].min()):
@@ -224,17 +283,24 @@ def _take(count: IntArray, width: IntArray, free: int) -> IntArray:
 
 def _explain(
     view: Snapshot,
-    jobs: _Jobs,
+    late: _Late | None,
     workers: IntArray,
     left: FloatArray,
     last: FloatArray,
     recall: _Recall,
-    wake_s: float,
     options: Options,
 ) -> Decision:
-    decision = marginal.decision(view, workers, left, last, last, memory=recall, wake_s=wake_s)
-    first = jobs.late & (workers > 0)
+    if (view.min_workers == view.max_workers).all():
+        runs = workers > 0
+        reason = np.where(runs, Reason.RUNS, np.where(view.workers > 0, Reason.PREEMPTED, Reason.NO_ROOM))
+        need = marginal.smallest_need(view)
+        decision = Decision.of(view, workers, reason, need / GPU, left / GPU, memory=recall, wake_s=recall.look_s)
+    else:
+        decision = marginal.decision(view, workers, left, last, last, memory=recall, wake_s=recall.look_s)
+    if late is None:
+        return decision
+    first = late.late & (workers > 0)
     reason, detail = decision.reason.copy(), decision.detail.copy()
     reason[first] = Reason.BEHIND_FAIR_SHARE
-    detail[first, 0], detail[first, 1] = jobs.behind[first], options.fairness
+    detail[first, 0], detail[first, 1] = late.behind[first], options.fairness
     return msgspec.structs.replace(decision, reason=reason, detail=detail)

@@ -18,7 +18,7 @@ _MINUTE_S = 60.0
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    lease_s: Annotated[float, msgspec.Meta(gt=0)] = 1200.0
+    lease_s: Annotated[float, msgspec.Meta(ge=1)] = 1200.0
     """How long a job keeps what it was given."""
     fairness: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.8
     """f: free GPUs are offered to the worst 1 - f of the jobs first."""
@@ -59,21 +59,16 @@ def themis(view: Snapshot, memory: Kept | None, options: Options) -> Decision:
     work = expected_work(view)
     rho = unfairness(view, work, crowd_s)
     order = np.lexsort((view.job, -rho))
-    offered = math.ceil((1 - options.fairness) * len(view) - 1e-9)
+    offered = order[: math.ceil((1 - options.fairness) * len(view) - 1e-9)]
     top, left = handout.useful(view), np.full(len(view), float(free))
     free = handout.give_minimums(view, order, workers, left, free)
-    gain = _log_gain(view, work)
-    asked = np.clip(view.requested, view.min_workers, top)
-    for group, most in ((order[:offered], asked), (order, top)):
-        _, free = handout.spend_by_gain(view, gain, group[workers[group] > 0], workers, most, free)
-    handout.fill_in_order(view, order, workers, top, free)  # whose gain is too small to be told from none
+    _spend(view, work, order, offered, workers, top, free)
     runs = workers > 0
-    until_s = np.where(runs & ~(leased & (view.workers > 0)), view.now_s + options.lease_s, until_s)
-    until_s = np.where(runs, until_s, 0.0)
+    until_s = np.where(runs, np.where(leased, until_s, view.now_s + options.lease_s), 0.0)
     kept = Kept(view.now_s, len(view), view.job, crowd_s, until_s)
     wake_s = float(until_s[runs].min(initial=math.inf)) if (workers < top).any() else math.inf
     decision = handout.decision(view, workers, top, left, memory=kept, wake_s=wake_s)
-    return _with_offers(decision, order[:offered], rho)
+    return _with_offers(decision, offered, rho)
 
 
 def unfairness(view: Snapshot, work: FloatArray, crowd_s: FloatArray) -> FloatArray:
@@ -143,6 +138,24 @@ def _recall(view: Snapshot, memory: Kept | None) -> tuple[FloatArray, FloatArray
 def _leased(view: Snapshot, leased: BoolArray) -> tuple[IntArray, int]:
     """The workers under lease, oldest job first as far as there is room, and what is free beside them."""
     return handout.held(msgspec.structs.replace(view, workers=np.where(leased, view.workers, 0)))
+
+
+def _spend(
+    view: Snapshot,
+    work: FloatArray,
+    order: IntArray,
+    offered: IntArray,
+    workers: IntArray,
+    top: IntArray,
+    free: int,
+) -> None:
+    """Steps 3 and 4: to those it is offered to, then to all."""
+    gain = _log_gain(view, work)
+    asked = np.clip(view.requested, view.min_workers, top)
+    for group, most in ((offered, asked), (order, top)):
+        _, free = handout.spend_by_gain(view, gain, group[workers[group] > 0], workers, most, free)
+    # A gain may be too small to be told from none; the workers are still of use.
+    handout.fill_in_order(view, order, workers, top, free)
 
 
 def _log_gain(view: Snapshot, work: FloatArray) -> FloatArray:

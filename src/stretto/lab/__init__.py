@@ -1,0 +1,1 @@
+"""The experiments: published ones re-run, and ours, each with its table."""
