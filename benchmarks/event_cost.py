@@ -37,7 +37,7 @@ def main() -> None:
     for name in POLICIES:
         within = [n for n in sizes if name != "tiresias-gittins" or n <= WALKED_MOST]
         costs = [cost_us(n, load(name)) for n in within]
-        growth = max(grows(within[0], n, costs[0], cost) for n, cost in zip(within, costs, strict=True))
+        growth = grows(within[0], within[-1], costs[0], costs[-1])
         show(name, costs, len(sizes), growth)
         if growth > worst:
             worst_name, worst = name, growth
@@ -57,9 +57,7 @@ def main() -> None:
 
 
 def grows(few: int, many: int, low_us: float, high_us: float) -> float:
-    """Growth of the cost between two sizes, over the growth of n log n; the smallest size counts as 0."""
-    if many == few:
-        return 0.0
+    """Growth of the cost between two sizes, over the growth of n log n."""
     return (high_us / low_us) / (many * math.log(many) / (few * math.log(few)))
 
 

@@ -101,8 +101,11 @@ def walk(needs: list[int], free: int, strict_from: int) -> tuple[list[bool], lis
 def remaining(view: Snapshot, size: IntArray, service: bool = False) -> FloatArray:
     """The falling keys: whole microseconds that each job still needs at that size, or these times its GPUs."""
     left = np.rint(view.remaining_s(size) * 1e6)
+    if service:
+        with np.errstate(invalid="ignore"):
+            left = left * (size * view.width + view.fixed_milli) / GPU
     left[np.isnan(left)] = math.inf
-    return left * (size * view.width + view.fixed_milli) / GPU if service else left
+    return left
 
 
 def sizes(rule: ListRule, view: Snapshot) -> IntArray:

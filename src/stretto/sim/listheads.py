@@ -78,7 +78,7 @@ class Heads(Run):
         left = [round(work / rate * 1e6) if rate else inf for work, rate in zip(self.left, self.rate, strict=True)]
         if self.rule.falls == "time":
             return left
-        return [us * need for us, need in zip(left, self.need, strict=True)]
+        return [us * need if us < inf else inf for us, need in zip(left, self.need, strict=True)]
 
     def arrive(self, j: int) -> None:
         self.wait(j, self.entry[j])

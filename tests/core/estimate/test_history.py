@@ -62,10 +62,12 @@ def test_a_law_in_several_inputs_is_found() -> None:
 
 
 def test_an_irregular_dependence_is_left_to_the_neighbours() -> None:
-    sizes = {"a": 10.0, "b": 1000.0, "c": 30.0, "d": 4000.0, "e": 3.0}
-    rows = [({"x": ord(name) % 7, "variant": name}, size) for name, size in sizes.items() for _ in range(4)]
-    for name, size in sizes.items():
-        assert length(taught(rows), {"x": ord(name) % 7, "variant": name}).size == pytest.approx(size, rel=0.5)
+    sizes = {1: 10.0, 2: 1000.0, 3: 30.0, 4: 4000.0, 5: 3.0}
+    history = taught([({"variant": variant}, size) for variant, size in sizes.items() for _ in range(4)])
+    for variant, size in sizes.items():
+        found = length(history, {"variant": variant})
+        assert found.basis == "neighbours"
+        assert found.size == pytest.approx(size, rel=0.5)
 
 
 def test_features_that_say_nothing_leave_the_median() -> None:

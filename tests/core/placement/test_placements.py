@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from placement_cases import Case, cases, faults, make, one_more_fits, seats_of, with_placed
 from strategies import job
 from stretto.core import placement
-from stretto.core.placement import BUILTIN
+from stretto.core.placement import BUILTIN, sharing
 from stretto.core.snapshot import GPU
 from stretto.errors import UsageError
 
@@ -34,6 +34,18 @@ def test_a_placement_is_within_every_limit_deterministic_and_settled(name: str, 
     assert np.array_equal(place(*case), placed)
     assert np.array_equal(place(*with_placed(case, placed)), placed), "placing again what is placed moves something"
     assert seats_of(case, placed) is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(case=cases(widths=(GPU, 250, 340, 460, 500, 700), pools=1, max_nodes=2))
+def test_shares_too_hard_to_pack_in_time_are_left_out_cleanly(name: str, case: Case) -> None:
+    """Without any time for a search, best fit decreasing has the last word: less is placed, nothing is broken."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "_SEARCH_STEPS", 0)
+        placed = placement.load(name)(*case)
+    assert faults(case.view, placed, case.pool) == []
+    got = placed.sum(axis=1)
+    assert ((got == case.workers) | (got >= case.view.min_workers) | (got == 0)).all()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import job, snapshots, view_of
+from strategies import job, snapshots, trace_of, view_of
 from stretto.core import invariants
 from stretto.core.policies.pollux import Problem, Searched
 from stretto.core.policy import load
@@ -19,6 +19,9 @@ from stretto.core.reasons import Reason
 from stretto.core.services import only
 from stretto.core.snapshot import GPU, Snapshot
 from stretto.errors import UsageError
+from stretto.sim import cluster
+from stretto.sim.engine import simulate
+from stretto.sim.world import Settings
 
 QUICK = load("pollux", {"population": 8, "generations": 4})
 POLICY = load("pollux", {"population": 40, "generations": 40})
@@ -188,6 +191,16 @@ def test_spread_rates_keep_a_job_together() -> None:
     assert moved.workers.tolist() == [2, 1, 1]
     assert moved.nodes is not None
     assert np.count_nonzero(moved.nodes[0]) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_jobs_that_need_all_nodes_get_their_turn(seed: int) -> None:
+    wide = {"work": 800.0, "min_workers": 16, "max_workers": 16, "requested": 16}
+    jobs = [{"work": 2000.0, "max_workers": 16}, wide, {"work": 500.0, "max_workers": 8, "submit_s": 30.0}, wide]
+    policy = load("pollux", {"population": 10, "generations": 10, "seed": seed})
+    world = Settings(start_s=30.0, resize_s=30.0, placement="pack")
+    result = simulate(trace_of(jobs), *cluster.parse("4x4"), policy, world)
+    assert (result.finish_s < 1500.0).all()
 
 
 def test_nothing_to_do_and_nothing_to_give() -> None:

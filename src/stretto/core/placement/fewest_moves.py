@@ -2,10 +2,11 @@
 
 1. Place as `pack` does, moving nothing. If every job has its workers, that is the answer.
 2. Make room for those that go short by moving a few narrow workers to other nodes.
-3. Pack everything afresh on empty nodes without names, and give each the name of the real node (of the same kind)
+3. Pack everything afresh on empty nodes without names, first what runs, and give each the name of the real node (of the same kind)
    that already runs the most of it: the largest overlap of an assignment, so no other naming moves fewer workers.
 
-The packing of step 3 is used when it places more than step 2, or as much with fewer moves.
+The packing of step 3 is used when it places more than step 2, or all of it with fewer moves. Nobody ever loses workers
+so that others get some.
 """
 
 from __future__ import annotations
@@ -23,23 +24,36 @@ _NOBODY = Cells(*(np.empty(0, np.int64) for _ in range(3)))
 def place(view: Snapshot, workers: IntArray, pool: IntArray) -> IntArray:
     """[job, node] workers; the running ones stay unless that leaves somebody out."""
     order = by_size(view, workers, pool)
+    before = Cells.of(view.placed)
     placing = Placing(view, workers, pool)
     placing.settle(order, tightest)
-    if _complete(placing):
-        return placing.matrix()
-    before = Cells.of(view.placed)
-    fresh = Placing(view, workers, pool, _NOBODY)
-    fresh.settle(order, tightest)
-    anew = rename(view, before, fresh.cells())
-    while True:
+    while not _complete(placing):
         clearing.make_room(placing, order)
         placing.settle(order, tightest)
-        better = _amount(fresh) - _amount(placing)
-        if better == 0 and _complete(placing) and moves(before, anew) < moves(before, placing.cells()):
-            return anew.matrix(len(view), len(view.nodes.name))
-        if better <= 0:
-            return placing.matrix()
+        fresh = _repacked(placing, order)
+        if fresh is None or (fresh.have == placing.have and not _complete(placing)):
+            break
+        anew = rename(view, before, fresh.cells())
+        if fresh.have == placing.have and moves(before, placing.cells()) <= moves(before, anew):
+            break
         placing = Placing(view, workers, pool, anew)
+    return placing.matrix()
+
+
+def _repacked(placing: Placing, order: list[int]) -> Placing | None:
+    """Everything on empty nodes, first what each has now, then the rest; None if somebody would have less."""
+    view, workers = placing.view, np.array(placing.want, np.int64)
+    fresh = Placing(view, workers, placing.pool, _NOBODY)
+    fresh.want, fresh.least = (
+        placing.have,
+        [min(have, least) for have, least in zip(placing.have, placing.least, strict=True)],
+    )
+    fresh.settle([j for j in order if placing.have[j]], tightest)
+    if fresh.have != placing.have:
+        return None
+    fresh.want, fresh.least = placing.want, placing.least
+    fresh.settle(order, tightest)
+    return fresh
 
 
 def moves(before: Cells, after: Cells) -> int:
@@ -86,7 +100,3 @@ def _kinds(nodes: Nodes) -> list[IntArray]:
 
 def _complete(placing: Placing) -> bool:
     return placing.have == placing.want
-
-
-def _amount(placing: Placing) -> int:
-    return sum(have * max(width, 1) for have, width in zip(placing.have, placing.view.width.tolist(), strict=True))

@@ -49,7 +49,7 @@ class Placing:
 
     def __init__(self, view: Snapshot, workers: IntArray, pool: IntArray, before: Cells | None = None) -> None:
         """`before`: where workers run now, if that is not what the snapshot says."""
-        self.view = view
+        self.view, self.pool = view, pool
         self.want: list[int] = np.maximum(workers, 0).tolist()
         self.least: list[int] = np.minimum(view.min_workers, workers).tolist()
         shapes, index = shapes_of(view, pool)

@@ -187,12 +187,30 @@ class Problem:
 def _seeds(view: Snapshot, last: Searched | None, problem: Problem) -> IntArray:
     """Where the search starts: things as they are, and what the last round found."""
     now = problem.now[None]
+    if (problem.least > 1).any():
+        # Chance rarely finds room for many workers at once: with what is free, and with everything.
+        now = np.stack((problem.now, _minimums(problem, problem.now), _minimums(problem, np.zeros_like(problem.now))))
     if last is None or last.states.shape[2] != now.shape[2]:
         return now
     states = np.zeros((len(last.states), *now.shape[1:]), np.int64)
     _, here, there = np.intersect1d(view.job[problem.order], last.job, assume_unique=True, return_indices=True)
     states[:, here] = last.states[:, there]
     return np.concatenate((now, states))
+
+
+def _minimums(problem: Problem, state: IntArray) -> IntArray:
+    """Give jobs without workers their minimum, in order, on the roomiest nodes."""
+    state = state.copy()
+    for j in np.flatnonzero(state.sum(axis=1) == 0).tolist():
+        room = problem.per_node[j]
+        for take, has in problem.takes:
+            free = has - (state * take).sum(axis=0)
+            room = np.minimum(room, free // take[j]) if take[j] > 0 else room
+        room = np.maximum(room, 0)
+        if room.sum() >= problem.least[j]:
+            nodes = np.argsort(-room, kind="stable")
+            state[j, nodes] = np.diff(np.minimum(room[nodes].cumsum(), problem.least[j]), prepend=0)
+    return state
 
 
 def _search(problem: Problem, states: IntArray, options: Options, random: np.random.Generator) -> IntArray:
