@@ -156,6 +156,7 @@ _FACTOR = st.sampled_from([0.25, 1.0, 3.0])
 _COST = st.sampled_from([0.0, 0.5, 30.0])
 _SHARE = st.sampled_from([0.0, 0.25, 1.0])
 _DUE = st.one_of(st.just(math.inf), _MANY)
+_SOON = st.one_of(st.just(math.inf), st.integers(0, 600).map(float))
 _KLASS = st.integers(0, CLASSES - 1)
 _FINISHED = st.lists(st.tuples(_KLASS, _AGE), max_size=8)
 _WANTS = st.tuples(st.integers(1, 3), _KLASS, st.integers(0, 2), _COST, _COST)
@@ -253,8 +254,13 @@ def histories(draw: st.DrawFn) -> History:
 
 
 @st.composite
-def traces(draw: st.DrawFn, *, elastic: bool = True, gpus: int = 8, max_jobs: int = 10) -> Trace:
-    """A small workload of which every job fits on that many GPUs at its requested size and at its minimum."""
+def traces(
+    draw: st.DrawFn, *, elastic: bool = True, gpus: int = 8, max_jobs: int = 10, urgent: bool = False
+) -> Trace:
+    """A small workload of which every job fits on that many GPUs at its requested size and at its minimum.
+
+    `urgent`: some have deadlines, in time or not, and priorities differ.
+    """
     shapes = draw(st.lists(curves(), min_size=1, max_size=3))
     floors = [c.floor for c in shapes]
     fits = wishes(floors, elastic, fixed=False).filter(lambda w: max(w.low, w.asked) * w.width <= gpus * GPU)
@@ -265,10 +271,12 @@ def traces(draw: st.DrawFn, *, elastic: bool = True, gpus: int = 8, max_jobs: in
     # A job's requested size must make progress, or rigid policies could never finish it.
     asked = [max(w.asked, floors[w.curve]) for w in jobs]
     speed = [float(rates[0, w.curve, min(a, top)]) for w, a in zip(jobs, asked, strict=True)]
+    submit = [float(draw(st.integers(0, 300))) for _ in jobs]
+    due = [s + draw(_SOON) for s in submit] if urgent else None
     return Trace.build(
         "random",
         [str(i) for i in range(len(jobs))],
-        [float(draw(st.integers(0, 300))) for _ in jobs],
+        submit,
         asked,
         [float(s) for s in seconds],
         work=[s * v for s, v in zip(seconds, speed, strict=True)],
@@ -278,6 +286,8 @@ def traces(draw: st.DrawFn, *, elastic: bool = True, gpus: int = 8, max_jobs: in
         max_workers=[w.high for w in jobs],
         width_milli=[w.width for w in jobs],
         classes=[draw(st.sampled_from("abc")) for _ in jobs],
+        deadline_s=due,
+        priority=[draw(st.integers(0, 2)) for _ in jobs] if urgent else None,
     )
 
 

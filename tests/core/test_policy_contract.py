@@ -94,15 +94,24 @@ def ask(name: str, view: Snapshot, memory: Memory = None, options: Mapping[str, 
 
 def stored(value: Any) -> bytes:
     """Plain values, structs and arrays as bytes: what a loop would store. Equal values give equal bytes."""
-    return msgspec.msgpack.Encoder(order="deterministic", enc_hook=_array).encode(value)
+    return msgspec.msgpack.encode(_plain(value))
 
 
-def _array(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, np.generic):
-        return value.item()
-    raise NotImplementedError(f"{type(value)} cannot be stored")
+def _plain(value: Any) -> Any:
+    match value:
+        case np.ndarray():
+            return value.dtype.str, value.shape, value.tobytes()
+        case np.generic():
+            return value.item()
+        case msgspec.Struct():
+            return [_plain(getattr(value, field)) for field in value.__struct_fields__]
+        case dict():
+            return sorted((key, _plain(each)) for key, each in value.items())
+        case set() | frozenset():
+            return sorted(_plain(each) for each in value)
+        case list() | tuple():
+            return [_plain(each) for each in value]
+    return value
 
 
 RUNS = {

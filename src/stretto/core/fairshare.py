@@ -19,6 +19,8 @@ class FairWorld(msgspec.Struct, frozen=True, kw_only=True):
     """Columns by job number, ascending."""
 
     at_s: float
+    table: FloatArray
+    """The throughputs that `curve` points into."""
     job: IntArray
     progress: FloatArray
     speed: FloatArray
@@ -33,6 +35,7 @@ class FairWorld(msgspec.Struct, frozen=True, kw_only=True):
     pace: FloatArray
     """Real speed since then; with `done` it tells the size of a job that has left."""
     curve: IntArray
+    """-1 for a job that has left, once the table it pointed into is gone: its speed is linear from there on."""
     low: IntArray
     high: IntArray
     width: IntArray
@@ -49,8 +52,8 @@ def empty(at_s: float) -> FairWorld:
     """No job yet."""
     floats, ints = np.empty(0), np.empty(0, np.int64)
     return FairWorld(
-        at_s=at_s, job=ints, progress=floats, speed=floats, share=floats, size=floats, ended_s=floats, done=floats,
-        pace=floats, curve=ints, low=ints, high=ints, width=ints, here=np.empty(0, np.bool_),
+        at_s=at_s, table=floats, job=ints, progress=floats, speed=floats, share=floats, size=floats, ended_s=floats,
+        done=floats, pace=floats, curve=ints, low=ints, high=ints, width=ints, here=np.empty(0, np.bool_),
     )  # fmt: skip
 
 
@@ -74,8 +77,9 @@ def advance(world: FairWorld, view: Snapshot, done: FloatArray, size: FloatArray
     columns: dict[str, Any] = {
         "progress": np.where(ends, total, progress), "size": total, "ended_s": ended, "here": here,
         "done": np.where(here, done[np.minimum(place, len(view) - 1)], world.done) if len(view) else world.done,
+        "curve": _curves(world, view, here, place[here]),
     }  # fmt: skip
-    world = msgspec.structs.replace(world, at_s=view.now_s, **columns)
+    world = msgspec.structs.replace(world, at_s=view.now_s, table=view.rates, **columns)
     world = _pick(world, here | np.isinf(ended))
     known = len(world.job)
     world = _shares(_join(world, view, size), view)
@@ -98,6 +102,14 @@ def paced(world: FairWorld, view: Snapshot, pace: FloatArray) -> FairWorld:
     speed = np.zeros(len(world.job))
     speed[positions(world, view)] = pace
     return msgspec.structs.replace(world, pace=speed)
+
+
+def _curves(world: FairWorld, view: Snapshot, here: BoolArray, place: IntArray) -> IntArray:
+    """Rows of the snapshot's table; where it is another one, nobody knows those of jobs that have left."""
+    same = world.table is view.rates or np.array_equal(world.table, view.rates)
+    curve = world.curve.copy() if same else np.full(len(world.job), -1)
+    curve[here] = view.curve[place]
+    return curve
 
 
 def _pick(world: FairWorld, keep: BoolArray) -> FairWorld:
@@ -143,6 +155,11 @@ def _shares(world: FairWorld, view: Snapshot) -> FairWorld:
     slow, fast = rates[world.curve, whole], rates[world.curve, np.minimum(whole + 1, top)]
     unit = np.maximum(rates[world.curve, low], 1e-12)
     speed = np.where(share < world.low, share / world.low, (slow + (fast - slow) * part) / unit)
+    lost = world.curve < 0
+    if lost.any():
+        held = lost & (world.share > 0)
+        linear = np.where(held, world.speed / np.where(held, world.share, 1.0), 1 / world.low)
+        speed = np.where(lost, linear * share, speed)
     return msgspec.structs.replace(world, share=share, speed=speed)
 
 

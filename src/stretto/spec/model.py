@@ -92,7 +92,9 @@ def _steps(value: Any) -> Any:
 
 Name = Annotated[str, AfterValidator(_name), Field(max_length=63)]
 Text = Annotated[str, AfterValidator(_no_nul)]
-Names = Annotated[tuple[Text, ...], BeforeValidator(_one_or_more)]
+_TEXTS = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
+Names = Annotated[tuple[Text, ...], BeforeValidator(_one_or_more), _TEXTS]
+Addresses = Annotated[tuple[Annotated[str, AfterValidator(_address)], ...], BeforeValidator(_one_or_more), _TEXTS]
 Workers = Annotated[int, Field(ge=1, le=MOST_WORKERS, strict=True)]
 Command = Annotated[
     str | tuple[str, ...],
@@ -102,7 +104,7 @@ Command = Annotated[
 Variables = Annotated[
     dict[str, str],
     BeforeValidator(_variables),
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number"]}}),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
 ]
 Scalars = Annotated[
     dict[str, Any],
@@ -255,7 +257,7 @@ class JobFile(_Strict):
     checkpoint: Checkpoint = Checkpoint()
     consistency: Literal["default", "bitwise"] = "default"
     hyperparameters: Scalars = Field(default={}, description="What its length depends on: epochs, batch size, model …")
-    notify: Annotated[tuple[Annotated[str, AfterValidator(_address)], ...], BeforeValidator(_one_or_more)] = ()
+    notify: Addresses = Field(default=(), description="Web addresses that are told about its events.")
 
     @model_validator(mode="before")
     @classmethod

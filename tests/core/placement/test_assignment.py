@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import permutations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +31,11 @@ def test_ours_and_scipys_agree_on_a_large_one() -> None:
     values = np.random.default_rng(3).integers(0, 5, (120, 120)).astype(np.float64)
     every = np.arange(120)
     assert values[every, match(values)].sum() == values[every, largest(values)].sum()
+
+
+def test_without_scipy_ours_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    assert largest(np.array([[0.0, 2.0], [1.0, 4.0]])).tolist() == [0, 1]
 
 
 def test_nothing_to_match() -> None:

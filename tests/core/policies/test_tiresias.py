@@ -92,3 +92,10 @@ def test_nothing_to_wait_for() -> None:
     view = view_of(4, [job(size=1, workers=1, gpu_s=9000.0, ran_s=9000.0)], now_s=9000.0)
     assert answer("tiresias", view).wake_s == math.inf
     assert workers_of("tiresias", view) == [1]
+
+
+def test_a_waiting_job_stays_in_its_queue() -> None:
+    """It goes down when it next runs, even if it was stopped just as it reached the limit."""
+    first = answer("tiresias", view_of(1, [job(size=1), job(size=1)]))
+    later = view_of(1, [job(size=1, gpu_s=3600.0, ran_s=3600.0), job(size=1, workers=1)], now_s=3600.0)
+    assert answer("tiresias", later, first.memory).memory.level.tolist() == [0, 0]

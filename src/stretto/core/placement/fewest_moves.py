@@ -2,7 +2,7 @@
 
 1. Place as `pack` does, moving nothing. If every job has its workers, that is the answer.
 2. Make room for those that go short by moving a few narrow workers to other nodes.
-3. Pack everything afresh on empty nodes without names, first what runs, and give each the name of the real node (of the same kind)
+3. Pack everything afresh on empty nodes without names, and give each the name of the real node (of the same kind)
    that already runs the most of it: the largest overlap of an assignment, so no other naming moves fewer workers.
 
 The packing of step 3 is used when it places more than step 2, or all of it with fewer moves. Nobody ever loses workers
@@ -41,15 +41,14 @@ def place(view: Snapshot, workers: IntArray, pool: IntArray) -> IntArray:
 
 
 def _repacked(placing: Placing, order: list[int]) -> Placing | None:
-    """Everything on empty nodes, first what each has now, then the rest; None if somebody would have less."""
-    view, workers = placing.view, np.array(placing.want, np.int64)
-    fresh = Placing(view, workers, placing.pool, _NOBODY)
-    fresh.want, fresh.least = (
-        placing.have,
-        [min(have, least) for have, least in zip(placing.have, placing.least, strict=True)],
-    )
-    fresh.settle([j for j in order if placing.have[j]], tightest)
-    if fresh.have != placing.have:
+    """Everything on empty nodes, if that leaves nobody with less: all at once, or first what each has now."""
+    fresh = Placing(placing.view, np.array(placing.want, np.int64), placing.pool, _NOBODY)
+    fresh.settle(order, tightest)
+    if _complete(fresh):
+        return fresh
+    fresh = Placing(placing.view, np.array(placing.have, np.int64), placing.pool, _NOBODY)
+    fresh.settle(order, tightest)
+    if not _complete(fresh):
         return None
     fresh.want, fresh.least = placing.want, placing.least
     fresh.settle(order, tightest)

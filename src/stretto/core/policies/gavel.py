@@ -213,7 +213,8 @@ def _solve_again(view: Snapshot, account: Account, options: Options, speed: Floa
 
 
 def _shares(view: Snapshot, options: Options, speed: FloatArray) -> FloatArray:
-    """X of the chosen objective; jobs that can run nowhere get none."""
+    """X of the chosen objective; jobs that can run nowhere get none, and there is no time of types without GPUs."""
+    speed = np.where(view.capacity > 0, speed, 0.0)
     able = np.flatnonzero(speed.any(axis=1))
     share = np.zeros(speed.shape)
     if not len(able):

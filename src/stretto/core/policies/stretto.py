@@ -5,7 +5,8 @@ Resizing costs milliseconds, so it is done whenever it pays. One decision, in st
 1. **How long is left?** The known remaining work, or, for unknown lengths, what the jobs submitted around it needed
    (`estimate.siblings`). Everything is counted in seconds on the job's minimum of workers.
 2. **Who is falling behind?** A fair world, in which everybody always holds an equal share, is kept beside the real one
-   (`fairshare`). A job that could no longer end within `fairness` times its completion time there is *late*.
+   (`fairshare`). A job that could no longer end within `fairness` times its completion time there is *late*. This is
+   looked at when the next job might become late, not at every event.
 3. **Start.** Minimums in order of priority; late jobs first; then the smallest area (time left × GPUs) first; whoever
    does not fit is skipped. A running job is only displaced if that pays for its restart.
 4. **Catch up.** Late jobs are raised to their fair share.
@@ -37,12 +38,15 @@ from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Snapshot
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p: float = 0.3
     """How far small jobs are preferred: 0 not at all, near 1 entirely."""
-    fairness: float = 1.3
+    fairness: float = 1.2
     """Completion time, as a multiple of that under equal sharing, at which a job goes first."""
     patience: float = 0.3
     """With unknown lengths a running job gives way only to one whose outlook is this much shorter."""
-    quantum_s: float = 120.0
-    """Shortest time between two looks at who is late."""
+    quantum_s: float = 20.0
+    """Shortest time between two looks at who is late; while somebody is, six times that."""
+
+
+_RECHECK = 6.0
 
 
 class _Recall(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +59,10 @@ class _Recall(msgspec.Struct, frozen=True, kw_only=True):
     between_s: float
     """Typical time between two decisions."""
     at_s: float
-    looked_s: float
-    """When we last looked at who is late; what was seen then follows."""
+    newest: int
+    """The youngest job that was taken into account."""
     look_s: float
-    """When somebody might become late."""
+    """When somebody might become late; what was seen at the last look follows."""
     job: IntArray
     behind: FloatArray
     share: FloatArray
@@ -88,7 +92,11 @@ class _Late(msgspec.Struct, frozen=True):
 @policy(
     "stretto",
     traits=Traits(
-        work_conserving=True, preempts="any", elastic=True, starvation_free=True, uses=frozenset({"curve", "history"})
+        work_conserving=True,
+        preempts="any",
+        elastic=True,
+        starvation_free=True,
+        uses=frozenset({"curve", "history", "priority"}),
     ),
     options=Options,
 )
@@ -97,9 +105,11 @@ def stretto(view: Snapshot, memory: Memory, options: Options) -> Decision:
     recall = _recalled(view, memory)
     jobs, least = _judge(view)
     # Sizes that nobody knows are learned from the pace of jobs up to their end: there we look every time.
-    looks = jobs.unknown is not None or view.now_s >= min(recall.look_s, recall.looked_s + options.quantum_s)
+    looks = jobs.unknown is not None or view.now_s >= recall.look_s
     if looks:
         recall = _look(view, jobs, least, recall, options)
+    elif len(view) and view.job[-1] > recall.newest:
+        recall = _expect(view, jobs, least, recall, options)
     late = _seen(view, recall, options)
     workers, left = _start(view, jobs, late, options)
     free = view.total_milli - int(workers @ view.width) - int(view.fixed_milli[workers > 0].sum())
@@ -117,7 +127,7 @@ def _recalled(view: Snapshot, memory: Memory) -> _Recall:
         none, empty = np.empty(0), np.empty(0, np.int64)
         return _Recall(
             world=fairshare.empty(view.now_s), table=view.rates, curves=hulls(view.rates[0]), between_s=600.0,
-            at_s=view.now_s, looked_s=view.now_s, look_s=view.now_s, job=empty, behind=none, share=none,
+            at_s=view.now_s, newest=-1, look_s=view.now_s, job=empty, behind=none, share=none,
         )  # fmt: skip
     recall: _Recall = memory
     passed = view.now_s - recall.at_s
@@ -158,11 +168,22 @@ def _look(view: Snapshot, jobs: _Jobs, least: FloatArray, recall: _Recall, optio
     )
     behind = np.where(world.progress[at] > 0, behind, 0.0)
     grows = np.where(ended, 1 / allowed_s, speed / np.maximum(least, 1e-9))
-    soon = np.where(grows > 0, np.maximum(options.fairness - behind, 0.0) / np.maximum(grows, 1e-300), math.inf)
-    look = view.now_s + max(options.quantum_s, float(soon.min(initial=math.inf)))
+    soon = np.where(grows > 0, (options.fairness - behind) / np.maximum(grows, 1e-100), math.inf)
+    soon = np.where(behind >= options.fairness, _RECHECK * options.quantum_s, np.maximum(soon, options.quantum_s))
+    look = view.now_s + float(soon.min(initial=math.inf))
+    newest = int(view.job.max(initial=-1))
     return msgspec.structs.replace(
-        recall, world=world, looked_s=view.now_s, look_s=look, job=view.job, behind=behind, share=share
+        recall, world=world, newest=newest, look_s=look, job=view.job, behind=behind, share=share
     )
+
+
+def _expect(view: Snapshot, jobs: _Jobs, least: FloatArray, recall: _Recall, options: Options) -> _Recall:
+    """Between two looks: the earliest moment at which a newcomer might be late, were it to wait from now on."""
+    new = view.job > recall.newest
+    fastest = view.rate(view.max_workers)[new] / jobs.unit[new]
+    spare_s = (options.fairness - 1) * float((least[new] / np.maximum(fastest, 1.0)).min())
+    look = min(recall.look_s, view.now_s + max(options.quantum_s, spare_s))
+    return msgspec.structs.replace(recall, newest=int(view.job[-1]), look_s=look)
 
 
 def _seen(view: Snapshot, recall: _Recall, options: Options) -> _Late | None:
