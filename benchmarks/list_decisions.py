@@ -1,4 +1,4 @@
-"""How long one decision takes for 10,000 jobs on 10,000 GPUs, by every list policy.
+"""How long one decision takes for 10,000 jobs on 10,000 GPUs, by every list policy and by `stretto`.
 
     python benchmarks/list_decisions.py [--jobs N] [--gpus N]
 
@@ -27,6 +27,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fifo", {}), ("fit-first", {}), ("sjf", {}), ("srjf", {}), ("srtf", {}), ("srsf", {}), ("edf", {}),
     ("priority", {}), ("tiresias", {}), ("tiresias", {"promote": 8}), ("tiresias-gittins", {}),
     ("srtf", {"original": True}), ("tiresias", {"original": True}), ("tiresias-gittins", {"original": True}),
+    ("stretto", {}),
 )  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def main() -> None:
         "peer": GAVEL_S,
         "ratio": round(GAVEL_S / ours, 2),
         "unit": "CPU s",
-        "goal": f"< {GOAL_S:g} s for every list policy",
+        "goal": f"< {GOAL_S:g} s for every list policy and for stretto",
         "ok": ours < GOAL_S,
     }
     print(json.dumps(line))

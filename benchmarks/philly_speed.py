@@ -1,11 +1,11 @@
-"""How long 82,247 jobs take: Microsoft's Philly trace on 64 nodes of 8 GPUs under list policies.
+"""How long 82,247 jobs take: Microsoft's Philly trace on 64 nodes of 8 GPUs under list policies and `stretto`.
 
     python benchmarks/philly_speed.py [FILE or FOLDER] [--all]
 
 The trace does not come with the repository: name philly_82k.csv (petuum/adaptdl, branch osdi21-artifact,
-simulator/traces/philly.csv) or a folder that has it, here or in STRETTO_DATA. Timed are fifo, srtf and tiresias, with
-`--all` the other list policies too: CPU seconds without reading the file. The peer is the general engine,
-which asks for a snapshot's worth of decision at every event, on the trace's first 3,000 jobs under srtf.
+simulator/traces/philly.csv) or a folder that has it, here or in STRETTO_DATA. Timed are fifo, srtf, tiresias and
+stretto, with `--all` the other list policies too: CPU seconds without reading the file. The peer is the general
+engine, which asks for a snapshot's worth of decision at every event, on the trace's first 3,000 jobs under srtf.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stretto.sim import cluster, engine, listrun, readers
 from stretto.sim.trace import Trace
 from stretto.sim.world import Settings
 
-GOAL_S, GOAL_MB = 10.0, 300.0
+GOAL_S, STRETTO_GOAL_S, GOAL_MB = 10.0, 60.0, 300.0
 TIMED = ("fifo", "srtf", "tiresias")
 OTHERS = ("fit-first", "sjf", "srsf", "srjf", "edf", "priority")
 SLICE = 3000
@@ -45,7 +45,7 @@ def main() -> None:
     pools, nodes = cluster.uniform(64, 8)
     print(f"{'policy':12} {'CPU s':>8} {'us/event':>9} {'events':>9} {'preempted':>10} {'average JCT':>12} {'p99':>12}")
     spent: dict[str, float] = {}
-    for name in (*TIMED, *(OTHERS if arguments.all else ())):
+    for name in (*TIMED, "stretto", *(OTHERS if arguments.all else ())):
         start = time.process_time()
         result = engine.simulate(trace, pools, nodes, load(name))
         spent[name] = time.process_time() - start
@@ -58,7 +58,8 @@ def main() -> None:
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     print(f"peak memory {peak_mb:.0f} MB")
     worst_s = max(spent[name] for name in TIMED)
-    report(worst_s, peak_mb, side_by_side(trace), ok=worst_s < GOAL_S and peak_mb < GOAL_MB)
+    fast = worst_s < GOAL_S and spent["stretto"] < STRETTO_GOAL_S
+    report(worst_s, peak_mb, side_by_side(trace), ok=fast and peak_mb < GOAL_MB, stretto_s=spent["stretto"])
 
 
 def find(path: Path) -> Path | None:
@@ -89,15 +90,23 @@ def side_by_side(trace: Trace) -> tuple[float, float]:
     return middle - start, end - middle
 
 
-def report(worst_s: float | None, peak_mb: float | None, pair: tuple[float, float] | None, *, ok: bool) -> None:
+def report(
+    worst_s: float | None,
+    peak_mb: float | None,
+    pair: tuple[float, float] | None,
+    *,
+    ok: bool,
+    stretto_s: float | None = None,
+) -> None:
     line = {
         "name": "philly_speed: slowest of fifo, srtf and tiresias; the peer and the ratio are for the first jobs only",
         "ours": worst_s and round(worst_s, 2),
         "peer": pair and round(pair[1], 3),
         "ratio": pair and round(pair[1] / pair[0], 1),
         "unit": "CPU s",
-        "goal": f"< {GOAL_S:g} CPU s each, peak memory < {GOAL_MB:g} MB",
+        "goal": f"< {GOAL_S:g} CPU s each, stretto < {STRETTO_GOAL_S:g}, peak memory < {GOAL_MB:g} MB",
         "ok": ok,
+        "stretto": stretto_s and round(stretto_s, 1),
         "peak_mb": peak_mb and round(peak_mb),
         "ours_for_first_jobs": pair and round(pair[0], 3),
     }

@@ -75,8 +75,7 @@ class Account(msgspec.Struct):
         self.preemptions += bool(was and not change.workers)
         self.resizes += bool(was and change.workers)
         if change.workers:
-            cost_s = world.resize_s if was else world.start_s
-            self.ready_s = change.at_s + cost_s
+            self.ready_s = max(self.ready_s, change.at_s + world.resize_s) if was else change.at_s + world.start_s
             if math.isnan(self.start_s):
                 self.start_s = change.at_s
 

@@ -45,8 +45,11 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "unknown": ("tiresias", "tiresias-gittins", "elastic-tiresias", "themis", "elastic-fifo", "stretto"),
 }
 
-# Pollux searches every minute of a two-month trace: on ITP it gets a smaller population and longer rounds.
-_SMALLER = {"pollux": {"population": "24", "generations": "12", "round_s": "600"}}
+# A full search (100 placements, 100 generations, every minute) would take days on a trace of two months.
+_SEARCH = {
+    "itp": {"population": "24", "generations": "12", "round_s": "600"},
+    "pollux": {"population": "40", "generations": "30"},
+}
 
 FIGURES = ("avg_jct_s", "p50_jct_s", "p99_jct_s", "worst_ftf", "unfair_share", "preemptions", "resizes", "cpu_s")
 
@@ -70,9 +73,7 @@ class Case(msgspec.Struct, frozen=True):
         settings = {"start_s": str(pause), "resize_s": str(pause), "lengths": self.lengths}
         if self.world.format == "pollux":
             settings["batch"] = "adaptive"
-        else:
-            settings |= _SMALLER.get(self.policy, {})
-        return settings
+        return settings | (_SEARCH[self.world.format] if self.policy == "pollux" else {})
 
 
 def cases(worlds: Sequence[str] = (), policies: Sequence[str] = ()) -> Iterator[Case]:

@@ -54,12 +54,12 @@ def average_jct(
             "the dual bound is for one device type, whole GPUs per worker and one speed-up curve per job",
             hint="leave it out for this trace",
         )
-    curves = hulls(trace.rates[0])
+    groups = _groups(trace)
     prices = _first_prices(trace, gpus, bin_s)
     best, momentum = -math.inf, np.zeros(len(prices.price))
     total = np.diff(prices.edge_s)
     for turn in range(rounds):
-        value, use = _answers(trace, curves, prices)
+        value, use = _answers(trace, groups, prices)
         best = max(best, (value - gpus * float(prices.price @ total)) / len(trace))
         excess = np.clip(np.log(np.maximum(use, 1e-3 * gpus) / gpus), -1.0, 1.0)
         momentum = 0.5 * momentum + 0.5 * excess
@@ -79,15 +79,20 @@ def _first_prices(trace: Trace, gpus: float, bin_s: float) -> Prices:
     return Prices(edge, np.maximum(np.cumsum(active)[:-1], 0.02) / gpus)
 
 
-def _answers(trace: Trace, curves: Hulls, prices: Prices) -> tuple[float, FloatArray]:
+def _groups(trace: Trace) -> list[tuple[IntArray, Hulls]]:
+    """Jobs of one curve and maximum, with the hull of their curve up to it. Minimums are left out: a relaxation."""
+    kinds, kind = np.unique(np.stack((trace.curve, trace.max_workers)), axis=1, return_inverse=True)
+    return [
+        (np.flatnonzero(kind.reshape(-1) == k), hulls(trace.rates[0, curve : curve + 1, : most + 1]))
+        for k, (curve, most) in enumerate(kinds.T.tolist())
+    ]
+
+
+def _answers(trace: Trace, groups: list[tuple[IntArray, Hulls]], prices: Prices) -> tuple[float, FloatArray]:
     """The sum of the jobs' optima (a lower bound on it), and the GPUs they ask for on each bin."""
     value, use = 0.0, np.zeros(len(prices.price))
-    for curve in np.unique(trace.curve).tolist():
-        jobs = np.flatnonzero(trace.curve == curve)
-        limits = np.unique(np.stack((trace.min_workers[jobs], trace.max_workers[jobs])), axis=1)
-        if limits.shape[1] > 1:
-            limits = np.array([[1], [int(trace.max_workers[jobs].max())]])
-        shared = _Curve(curves.workers[curve], curves.rate[curve], int(limits[1, 0]), prices)
+    for jobs, hull in groups:
+        shared = _Curve(hull.workers[0], hull.rate[0], prices)
         got, asked = shared.answer(trace.submit_s[jobs], trace.work[jobs])
         value += got
         use += asked
@@ -97,9 +102,8 @@ def _answers(trace: Trace, curves: Hulls, prices: Prices) -> tuple[float, FloatA
 class _Curve:
     """Everything the jobs of one curve share: for each worth μ of a step, the integrals over time."""
 
-    def __init__(self, workers: IntArray, rate: FloatArray, most: int, prices: Prices) -> None:
-        keep = workers <= max(most, int(workers[1]))
-        self.n, self.rate = workers[keep].astype(np.float64), rate[keep]
+    def __init__(self, workers: IntArray, rate: FloatArray, prices: Prices) -> None:
+        self.n, self.rate = workers.astype(np.float64), rate
         self.prices = prices
         slope = np.diff(self.rate) / np.maximum(np.diff(self.n), 1e-12)
         self.slope = np.where(np.diff(self.n) > 0, slope, 0.0)
@@ -175,5 +179,5 @@ class _Curve:
         gained[:, 0] = 0.0
         value = (moments - submit)[None, :] + self.worth[:, None] * work - gained
         on_bin = np.minimum(value[:, :-1], value[:, 1:]).max(axis=0)
-        # Ending after the last moment looked at costs more than the ceiling.
-        return max(0.0, min(float(on_bin.min()), ceiling))
+        # Ending after the last moment looked at takes longer than the ceiling, or goes on after the last bin.
+        return max(0.0, min(float(on_bin.min()), ceiling, float(edge[-1]) - submit))

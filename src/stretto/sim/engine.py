@@ -462,9 +462,10 @@ class Engine:
     def _charge(self, changed: BoolArray, starts: BoolArray, resizes: BoolArray, stops: BoolArray) -> None:
         resize_s = np.where(resizes, self.settings.resize_s, 0.0)
         cost = np.where(starts, self.settings.start_s, resize_s)
-        # A job that is changed while it still pauses does not get the rest of that pause back as progress,
-        # but it was not going to make any either: the paused time already spent is what it lost.
+        # A job that is changed while it still pauses is charged for the longer of the rest and the new pause,
+        # one that is stopped for neither.
         unspent = np.where(changed & ~starts, np.maximum(0.0, self.anchor - self.now), 0.0)
+        cost = np.where(resizes, np.maximum(cost, unspent), cost)
         self.out_paused[self.row] += cost - unspent
         self.anchor = np.where(changed, self.now + cost, self.anchor)
         self.out_preemptions[self.row] += stops

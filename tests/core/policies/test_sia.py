@@ -108,9 +108,9 @@ def test_the_relaxation_loses_little(jobs: int, gpus: int, again: int, gap: floa
         assert worth(choices, quick) >= worth(choices, exact) * (1 - gap)
 
 
-def test_configurations_are_powers_of_two_on_a_node_and_whole_nodes_beyond() -> None:
+def test_configurations_are_powers_of_two_on_a_node_whole_nodes_beyond_and_the_maximum() -> None:
     view = view_of([8, 8, 8, 8], [job(max_workers=30)])
-    assert sizes(view) == [1, 2, 4, 8, 16, 24]
+    assert sizes(view) == [1, 2, 4, 8, 16, 24, 30]
     assert sizes(view_of([8, 8], [job(min_workers=3, max_workers=16)])) == [3, 4, 8, 16]
     assert sizes(view_of([8, 8], [job(max_workers=16, workers=5)])) == [1, 2, 4, 5, 8, 16]
     assert sizes(view_of([8, 8], [job(size=6)])) == [6]

@@ -287,7 +287,10 @@ def _length_s(view: Snapshot, options: Options, speed: FloatArray, workers: IntA
     runs = np.flatnonzero(workers)
     if not len(runs):
         return options.round_s
-    longest = float((view.remaining[runs] / speed[runs, pool[runs]]).max())
+    # A job that starts, or started a moment ago, makes no progress before its start is paid for.
+    since_s = np.where(view.workers > 0, view.now_s - view.changed_s, 0.0)
+    pause_s = np.maximum(view.start_s - since_s, 0.0)
+    longest = float((pause_s[runs] + view.remaining[runs] / speed[runs, pool[runs]]).max())
     return min(options.round_s, max(longest, _SHORTEST_S)) if longest < options.round_s else options.round_s
 
 

@@ -3,8 +3,8 @@
 Jayaram Subramanya et al., SOSP 2023. Every round (60 s) an integer programme is solved:
 
 - A configuration is a device type with a number of workers: 1, 2, 4 … up to a full node, then whole nodes, within
-  the job's limits; its minimum and its present size always belong to them. A job that does not scale just
-  chooses its type.
+  the job's limits; its minimum, its maximum and its present size always belong to them. A job that does not scale
+  just chooses its type.
 - Its goodput G (here: throughput) is divided by the job's smallest over all its configurations and multiplied by
   its minimum, so a job is compared with itself. A running job's other configurations are multiplied by
   r = (age - restarts x cost) / (age + cost), at least 0: what a further restart would leave of its goodput. Until
@@ -135,6 +135,7 @@ def _on_pool(view: Snapshot, size: IntArray, largest: IntArray, p: int, explore:
     per_node = np.maximum(devices * GPU // np.maximum(width, 1), 1)
     power_of_two = size & (size - 1) == 0
     ladder = np.where(size < per_node, power_of_two, size % per_node == 0) & (size >= low) & (size <= high)
+    ladder |= size == high
     if explore:
         ladder &= size <= explore * largest[:, None]
     present = (size == view.workers[:, None]) & (view.pool == p)[:, None]

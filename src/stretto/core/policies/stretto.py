@@ -43,10 +43,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patience: float = 0.3
     """With unknown lengths a running job gives way only to one whose outlook is this much shorter."""
     quantum_s: float = 20.0
-    """Shortest time between two looks at who is late; while somebody is, six times that."""
+    """Shortest time between two looks at who is late; late jobs stay so for six times that, or 5 % of their length."""
 
 
-_RECHECK = 6.0
+_RECHECK, _RECHECK_SHARE = 6.0, 0.05
 
 
 class _Recall(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +169,10 @@ def _look(view: Snapshot, jobs: _Jobs, least: FloatArray, recall: _Recall, optio
     behind = np.where(world.progress[at] > 0, behind, 0.0)
     grows = np.where(ended, 1 / allowed_s, speed / np.maximum(least, 1e-9))
     soon = np.where(grows > 0, (options.fairness - behind) / np.maximum(grows, 1e-100), math.inf)
-    soon = np.where(behind >= options.fairness, _RECHECK * options.quantum_s, np.maximum(soon, options.quantum_s))
+    # Something usually happens of itself after `between_s`: no need to be woken sooner.
+    spacing_s = max(options.quantum_s, min(recall.between_s, _RECHECK * options.quantum_s))
+    again_s = np.maximum(_RECHECK * options.quantum_s, _RECHECK_SHARE * least)
+    soon = np.where(behind >= options.fairness, again_s, np.maximum(soon, spacing_s))
     look = view.now_s + float(soon.min(initial=math.inf))
     newest = int(view.job.max(initial=-1))
     return msgspec.structs.replace(
@@ -237,13 +240,18 @@ def _start(view: Snapshot, jobs: _Jobs, late: _Late | None, options: Options) ->
 
 
 def _catch_up(view: Snapshot, late: _Late | None, workers: IntArray, free: int) -> int:
-    """Step 4: raise late jobs to their fair share, the latest first; what is left then. `workers` is written."""
+    """Step 4: raise late jobs to their fair share, as far as that makes them faster, the latest first.
+
+    What is left then is returned, `workers` is written.
+    """
     if late is None:
         return free
     fair = np.minimum(view.max_workers, np.ceil(late.share - 1e-9).astype(np.int64))
     wish = np.where(late.late & (workers > 0), np.maximum(fair - workers, 0), 0)
     for j in np.lexsort((view.job, -late.behind))[: int(late.late.sum())].tolist() if wish.any() else ():
         more = min(int(wish[j]), free // max(int(view.width[j]), 1))
+        speed = view.rates[0, view.curve[j], workers[j] : workers[j] + more + 1]
+        more = int(np.searchsorted(speed, speed[-1])) if len(speed) else 0
         workers[j] += more
         free -= more * int(view.width[j])
     return free
