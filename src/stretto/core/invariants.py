@@ -20,7 +20,7 @@ def check(policy: Policy, view: Snapshot, decision: Decision) -> None:
     n = len(view)
     _shapes(policy, n, decision)
     workers = decision.workers
-    if (workers < 0).any():
+    if workers.min(initial=0) < 0:
         raise _job(policy, view, int(np.argmax(workers < 0)), "has a negative number of workers")
     running = workers > 0
     low, high = view.min_workers, view.max_workers
@@ -28,15 +28,16 @@ def check(policy: Policy, view: Snapshot, decision: Decision) -> None:
     if wrong.any():
         j = int(np.argmax(wrong))
         raise _job(policy, view, j, f"got {workers[j]} workers, allowed are 0 or {low[j]}..{high[j]}")
-    wrong = running & ((decision.pool < 0) | (decision.pool >= len(view.pools)))
-    if wrong.any():
-        raise _job(policy, view, int(np.argmax(wrong)), "runs on a pool that does not exist")
+    if decision.pool.min(initial=0) < 0 or decision.pool.max(initial=0) >= len(view.pools):
+        wrong = running & ((decision.pool < 0) | (decision.pool >= len(view.pools)))
+        if wrong.any():
+            raise _job(policy, view, int(np.argmax(wrong)), "runs on a pool that does not exist")
     if decision.rejected is not None and (decision.rejected & running).any():
         raise _job(policy, view, int(np.argmax(decision.rejected & running)), "is rejected and runs")
     _capacity(policy, view, decision)
     if not decision.wake_s > view.now_s:
         raise fail(policy.name, f"wants to be woken at {decision.wake_s}, which is not after {view.now_s}")
-    if n and not (decision.reason > 0).all():
+    if n and decision.reason.min() <= 0:
         raise _job(policy, view, int(np.argmax(decision.reason <= 0)), "has no reason")
     if n and int(decision.reason.max()) > _LAST:
         raise _job(policy, view, int(np.argmax(decision.reason)), f"has the unknown reason {decision.reason.max()}")
@@ -52,7 +53,7 @@ def _shapes(policy: Policy, n: int, decision: Decision) -> None:
             raise fail(policy.name, f"{field} must be an array of shape {shape}, got {got}")
     for field in ("workers", "pool", "reason"):
         kind = getattr(decision, field).dtype
-        if not np.issubdtype(kind, np.integer):
+        if kind.kind not in "iu":
             raise fail(policy.name, f"{field} must be whole numbers, got {kind}")
     gone = decision.rejected
     if gone is not None and (not isinstance(gone, np.ndarray) or gone.shape != (n,) or gone.dtype != np.bool_):
@@ -61,6 +62,8 @@ def _shapes(policy: Policy, n: int, decision: Decision) -> None:
 
 def _capacity(policy: Policy, view: Snapshot, decision: Decision) -> None:
     running = decision.workers > 0
+    if len(view.pools) == 1 and int(decision.workers @ view.width + view.fixed_milli @ running) <= view.capacity[0]:
+        return
     used = np.bincount(
         decision.pool[running],
         weights=(decision.workers * view.width + view.fixed_milli)[running],

@@ -84,7 +84,7 @@ def _one_machine(submit: FloatArray, size: FloatArray, key: FloatArray, *, falls
     """Preemptive one-machine schedule by smallest key; the key falls to the remaining size where asked."""
     n = len(submit)
     end, moment = submit.copy(), np.zeros(n)
-    left, start, keys, sized = size.tolist(), submit.tolist(), key.tolist(), size.tolist()
+    left, start, keys = size.tolist(), submit.tolist(), key.tolist()
     queue: list[tuple[float, int]] = []
     now, following = 0.0, 0
     while following < n or queue:
@@ -95,15 +95,16 @@ def _one_machine(submit: FloatArray, size: FloatArray, key: FloatArray, *, falls
             following += 1
         _, j = heapq.heappop(queue)
         until = now + left[j]
-        if following < n and start[following] < until:
+        interrupted = following < n and start[following] < until
+        if interrupted:
             until = start[following]
         moment[j] += (until - now) * (until + now) / 2
         left[j] -= until - now
         now = until
-        if left[j] <= 1e-9 * sized[j]:
-            end[j] = now
-        else:
+        if interrupted:
             heapq.heappush(queue, (left[j] if falls else keys[j], j))
+        else:
+            end[j] = now
     with np.errstate(invalid="ignore", divide="ignore"):
         busy = np.where(size > 0, moment / size, submit)
     return _Machine(end, busy)

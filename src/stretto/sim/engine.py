@@ -122,6 +122,7 @@ class Engine:
         self._active_columns()
         self._result_columns()
         self._static: dict[str, object] | None = None
+        self._total = np.empty(0)
         low = np.minimum(trace.min_workers, trace.rates.shape[2] - 1)
         self.sizes = trace.work / np.maximum(1e-12, trace.rates[0, trace.curve, low])
         self.history = History()
@@ -376,11 +377,18 @@ class Engine:
                 "width": t.width[row], "fixed_milli": np.zeros(len(row), np.int64), "demand": t.demand[row],
                 "resize_s": np.full(len(row), self.settings.resize_s),
                 "start_s": np.full(len(row), self.settings.start_s), "is_service": services,
+                "remaining_sd": np.full(len(row), self.settings.estimate_sd),
             }  # fmt: skip
+            self._total = t.work[row]
         left, later = self._left_now()
         since = self.now - self.changed
         runs = self.workers > 0
-        known = self.settings.lengths == "known"
+        remaining = left + later if self.trace.phases else left
+        done = self._total - remaining
+        if self.settings.lengths == "unknown":
+            remaining = np.full(len(left), np.nan)
+        elif self.settings.estimate_sd:
+            remaining = remaining * self.error[self.row]
         return Snapshot(
             now_s=self.now,
             pools=self.pools,
@@ -395,9 +403,8 @@ class Engine:
             workers=self.workers,
             pool=self.pool,
             placed=self.placed,
-            remaining=(left + later) * self.error[self.row] if known else np.full(len(left), np.nan),
-            remaining_sd=np.full(len(left), self.settings.estimate_sd),
-            done=self.trace.work[self.row] - left - later,
+            remaining=remaining,
+            done=done,
             ran_s=self.ran + np.where(runs, since, 0.0),
             gpu_s=self.held + since * self.workers * self._static["width"] / GPU,  # type: ignore[operator]
             waited_s=self.waited + np.where(runs, 0.0, since),

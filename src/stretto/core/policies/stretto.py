@@ -75,6 +75,8 @@ class _Jobs(msgspec.Struct, frozen=True, kw_only=True):
     """Steps/s on the minimum."""
     done: FloatArray
     left: FloatArray
+    need: IntArray
+    """Milli-GPU at the minimum."""
     unknown: BoolArray | None
     """Whose `left` is a guess; None: nobody's."""
 
@@ -111,14 +113,13 @@ def stretto(view: Snapshot, memory: Memory, options: Options) -> Decision:
     elif len(view) and view.job[-1] > recall.newest:
         recall = _expect(view, jobs, least, recall, options)
     late = _seen(view, recall, options)
-    workers, left = _start(view, jobs, late, options)
-    free = view.total_milli - int(workers @ view.width) - int(view.fixed_milli[workers > 0].sum())
+    workers, left, free = _start(view, jobs, late, options)
     free = _catch_up(view, late, workers, free)
     last = _hand_out(view, jobs, workers, free, recall, options)
     if looks:
         world = fairshare.paced(recall.world, view, view.rate(workers) / jobs.unit)
         recall = msgspec.structs.replace(recall, world=world)
-    return _explain(view, late, workers, left, last, recall, options)
+    return _explain(view, jobs, late, workers, left, last, recall, options)
 
 
 def _recalled(view: Snapshot, memory: Memory) -> _Recall:
@@ -140,14 +141,15 @@ def _judge(view: Snapshot) -> tuple[_Jobs, FloatArray]:
     """Step 1; and what each job will need in all, at least."""
     unit = np.maximum(view.rate(view.min_workers), 1e-12)
     done, left = view.done / unit, view.remaining / unit
+    need = marginal.smallest_need(view)
     unknown = np.isnan(left)
     if not unknown.any():
-        return _Jobs(unit=unit, done=done, left=left, unknown=None), done + left
+        return _Jobs(unit=unit, done=done, left=left, need=need, unknown=None), done + left
     seen = siblings.outlook(view, done)
     # Unless jobs must wait for each other, being careful costs nothing: expect the job to end any moment.
-    crowded = int(marginal.smallest_need(view).sum()) > view.total_milli
+    crowded = int(need.sum()) > view.total_milli
     least = np.where(unknown, seen.least if crowded else done, done + left)
-    return _Jobs(unit=unit, done=done, left=np.where(unknown, seen.left, left), unknown=unknown), least
+    return _Jobs(unit=unit, done=done, left=np.where(unknown, seen.left, left), need=need, unknown=unknown), least
 
 
 def _look(view: Snapshot, jobs: _Jobs, least: FloatArray, recall: _Recall, options: Options) -> _Recall:
@@ -202,9 +204,13 @@ def _seen(view: Snapshot, recall: _Recall, options: Options) -> _Late | None:
     return _Late(late, np.where(late, behind[at], 0.0), np.where(late, share[at], 0.0))
 
 
-def _start(view: Snapshot, jobs: _Jobs, late: _Late | None, options: Options) -> tuple[IntArray, FloatArray]:
-    """Step 3: minimums in order, whoever fits; and the room that was left at each job's turn."""
-    need = marginal.smallest_need(view)
+def _start(view: Snapshot, jobs: _Jobs, late: _Late | None, options: Options) -> tuple[IntArray, FloatArray, int]:
+    """Step 3: minimums in order, whoever fits; the room that was left at each job's turn, and at the end."""
+    need = jobs.need
+    capacity = view.total_milli
+    if int(need.sum()) <= capacity:
+        free = capacity - int(need.sum())
+        return view.min_workers.copy(), np.full(len(view), float(capacity)), free
     held = np.maximum(jobs.left - view.start_s, 0.0)
     if jobs.unknown is not None:
         held = np.where(jobs.unknown, jobs.left * options.patience, held)
@@ -217,26 +223,24 @@ def _start(view: Snapshot, jobs: _Jobs, late: _Late | None, options: Options) ->
     order = np.lexsort(keys)
     wide = need[order]
     total = np.cumsum(wide)
-    taken = np.zeros(len(view), np.bool_)
-    room = view.total_milli - total + wide
-    fit = int(np.searchsorted(total, view.total_milli, side="right"))
-    taken[:fit] = True
-    if fit < len(order):
-        free = view.total_milli - (int(total[fit - 1]) if fit else 0)
-        narrowest = np.minimum.accumulate(wide[::-1])[::-1].tolist()
-        needs = wide.tolist()
-        for i in range(fit, len(needs)):
-            room[i] = free
-            if narrowest[i] > free:
-                room[i:] = free
-                break
-            if needs[i] <= free:
-                free -= needs[i]
-                taken[i] = True
-    workers, left = np.zeros(len(view), np.int64), np.zeros(len(view))
-    workers[order] = np.where(taken, view.min_workers[order], 0)
-    left[order] = room
-    return workers, left
+    fit = int(np.searchsorted(total, capacity, side="right"))
+    free = capacity - (int(total[fit - 1]) if fit else 0)
+    size, room = view.min_workers[order], capacity - total + wide
+    room[fit:] = free
+    narrowest = np.minimum.accumulate(wide[fit:][::-1])[::-1].tolist()
+    for i, milli in enumerate(wide[fit:].tolist(), fit):
+        if narrowest[i - fit] > free:
+            size[i:] = 0
+            break
+        room[i] = free
+        if milli <= free:
+            free -= milli
+            room[i + 1 :] = free
+        else:
+            size[i] = 0
+    workers, left = np.empty(len(view), np.int64), np.empty(len(view))
+    workers[order], left[order] = size, room
+    return workers, left, free
 
 
 def _catch_up(view: Snapshot, late: _Late | None, workers: IntArray, free: int) -> int:
@@ -262,6 +266,8 @@ def _hand_out(
 ) -> FloatArray:
     """Step 5: the free room to whoever gains most; the worth of each job's last worker. `workers` is written."""
     last = np.zeros(len(view))
+    if free <= 0:
+        return last
     grows = np.flatnonzero((workers > 0) & (workers < view.max_workers))
     if not len(grows) or free < int(view.width[grows].min()):
         return last
@@ -312,6 +318,7 @@ def _take(count: IntArray, width: IntArray, free: int) -> IntArray:
 
 def _explain(
     view: Snapshot,
+    jobs: _Jobs,
     late: _Late | None,
     workers: IntArray,
     left: FloatArray,
@@ -322,8 +329,7 @@ def _explain(
     if (view.min_workers == view.max_workers).all():
         runs = workers > 0
         reason = np.where(runs, Reason.RUNS, np.where(view.workers > 0, Reason.PREEMPTED, Reason.NO_ROOM))
-        need = marginal.smallest_need(view)
-        decision = Decision.of(view, workers, reason, need / GPU, left / GPU, memory=recall, wake_s=recall.look_s)
+        decision = Decision.of(view, workers, reason, jobs.need / GPU, left / GPU, memory=recall, wake_s=recall.look_s)
     else:
         decision = marginal.decision(view, workers, left, last, last, memory=recall, wake_s=recall.look_s)
     if late is None:

@@ -75,7 +75,7 @@ def unfairness(view: Snapshot, work: FloatArray, crowd_s: FloatArray) -> FloatAr
     """rho of every job, if it gets an equal share from now on."""
     age_s, gpus = view.now_s - view.submit_s, view.total_milli / np.maximum(view.width, 1)
     crowd = np.where(age_s > 0, crowd_s / np.where(age_s > 0, age_s, 1.0), len(view))
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         left_s = np.where(work > 0, work / speed_on(view, gpus / max(len(view), 1)), 0.0)
         alone_s = (view.done + work) / speed_on(view, gpus / np.maximum(crowd, 1.0))
         rho: FloatArray = (age_s + left_s) / alone_s
