@@ -81,14 +81,14 @@ def advance(world: FairWorld, view: Snapshot, done: FloatArray, size: FloatArray
     }  # fmt: skip
     world = msgspec.structs.replace(world, at_s=view.now_s, table=view.rates, **columns)
     world = _pick(world, here | np.isinf(ended))
-    known = len(world.job)
+    known = world.job
     world = _shares(_join(world, view, size), view)
-    if len(world.job) == known:
+    if len(world.job) == len(known):
         return world
     # What the newcomers have done here since they were submitted.
     at = positions(world, view)
     fresh = np.zeros(len(world.job))
-    fresh[at] = np.where(world.progress[at] == 0, view.now_s - view.submit_s, 0.0)
+    fresh[at] = np.where(np.isin(view.job, known), 0.0, view.now_s - view.submit_s)
     return msgspec.structs.replace(world, progress=world.progress + fresh * world.speed)
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.core import invariants
 from stretto.core.decision import Decision, Memory
@@ -28,6 +30,8 @@ from stretto.sim.world import Change, Result, Settings
 
 Progress = Callable[[int, int], None]
 """Called now and then with jobs ended and jobs in all."""
+
+_T = TypeVar("_T", np.int64, np.float64)
 
 _IDLE_TURNS = 100_000
 
@@ -445,48 +449,47 @@ class Engine:
         return place(view, decision.workers, decision.pool)
 
     def _change(self, changed: BoolArray, workers: IntArray, pool: IntArray, placed: IntArray) -> None:
-        """Give the marked jobs their new workers, from now on."""
-        left, _ = self._left_now()
-        since = np.where(changed, self.now - self.changed, 0.0)
-        before = self.workers
-        ran = before > 0
-        self.ran = self.ran + np.where(ran, since, 0.0)
-        self.waited = self.waited + np.where(ran, 0.0, since)
-        self.held = self.held + since * before * self.trace.width[self.row] / GPU
-        self.left = np.where(changed, left, self.left)
-        self.changed = np.where(changed, self.now, self.changed)
-        self.workers = np.where(changed, workers, before)
-        self.pool = np.where(changed, pool, self.pool)
-        self.placed = placed
-        runs = self.workers > 0
-        starts, stops = changed & runs & ~ran, changed & ~runs & ran
-        resizes = changed & runs & ran
-        self.restarts = self.restarts + (starts | resizes)
-        self.started = np.where(starts & np.isnan(self.started), self.now, self.started)
-        self._charge(changed, starts, resizes, stops)
-        self._refresh_rates(changed)
+        """Give the marked jobs their new workers, from now on.
 
-    def _charge(self, changed: BoolArray, starts: BoolArray, resizes: BoolArray, stops: BoolArray) -> None:
-        resize_s = np.where(resizes, self.settings.resize_s, 0.0)
-        cost = np.where(starts, self.settings.start_s, resize_s)
+        Columns that snapshots show are replaced, never written: a snapshot stays what it was.
+        """
+        at = np.flatnonzero(changed)
+        since, before = self.now - self.changed[at], self.workers[at]
+        ran, runs = before > 0, workers[at] > 0
+        self.ran[at] += np.where(ran, since, 0.0)
+        self.waited[at] += np.where(ran, 0.0, since)
+        self.held[at] += since * before * self.trace.width[self.row[at]] / GPU
+        progress = self.rate[at] * np.maximum(0.0, self.now - self.anchor[at])
+        self.left[at] = np.maximum(0.0, self.left[at] - progress)
+        self.changed = _with(self.changed, at, self.now)
+        self.workers = _with(self.workers, at, workers[at])
+        self.pool = _with(self.pool, at, pool[at])
+        self.placed = placed
+        starts, stops, resizes = runs & ~ran, ran & ~runs, runs & ran
+        self.restarts = _with(self.restarts, at, self.restarts[at] + runs)
+        fresh = at[starts & np.isnan(self.started[at])]
+        self.started = _with(self.started, fresh, self.now)
+        self._charge(at, starts, resizes, stops)
+        self._refresh_rates(at)
+
+    def _charge(self, at: IntArray, starts: BoolArray, resizes: BoolArray, stops: BoolArray) -> None:
+        cost = np.where(starts, self.settings.start_s, np.where(resizes, self.settings.resize_s, 0.0))
         # A job that is changed while it still pauses is charged for the longer of the rest and the new pause,
         # one that is stopped for neither.
-        unspent = np.where(changed & ~starts, np.maximum(0.0, self.anchor - self.now), 0.0)
+        unspent = np.where(starts, 0.0, np.maximum(0.0, self.anchor[at] - self.now))
         cost = np.where(resizes, np.maximum(cost, unspent), cost)
-        self.out_paused[self.row] += cost - unspent
-        self.anchor = np.where(changed, self.now + cost, self.anchor)
-        self.out_preemptions[self.row] += stops
-        self.out_resizes[self.row] += resizes
+        rows = self.row[at]
+        self.out_paused[rows] += cost - unspent
+        self.anchor[at] = self.now + cost
+        self.out_preemptions[rows] += stops
+        self.out_resizes[rows] += resizes
 
-    def _refresh_rates(self, changed: BoolArray) -> None:
-        rate = self.rate.copy()
-        finish = self.finish.copy()
-        for j in np.flatnonzero(changed).tolist():
-            rate[j] = self._rate_of(j)
+    def _refresh_rates(self, at: IntArray) -> None:
+        for j in at.tolist():
+            rate = self.rate[j] = self._rate_of(j)
             if self.trace.services and self.trace.services[int(self.row[j])] is not None:
                 continue
-            finish[j] = self.anchor[j] + self.left[j] / rate[j] if rate[j] > 0 else math.inf
-        self.rate, self.finish = rate, finish
+            self.finish[j] = self.anchor[j] + self.left[j] / rate if rate > 0 else math.inf
 
     def _rate_of(self, j: int) -> float:
         count = int(self.workers[j])
@@ -543,3 +546,10 @@ _COLUMNS = (
     "row", "workers", "pool", "restarts", "phase", "left", "anchor", "rate", "finish", "ran", "held", "waited",
     "changed", "started", "placed", "curve", "wanted",
 )  # fmt: skip
+
+
+def _with(column: NDArray[_T], at: IntArray, value: NDArray[_T] | float) -> NDArray[_T]:
+    """A copy of the column with other values at some places."""
+    changed = column.copy()
+    changed[at] = value
+    return changed

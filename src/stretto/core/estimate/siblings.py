@@ -89,7 +89,8 @@ def _with_class(
     own = ascending[np.minimum((start[:, None] + spots * (stop - start)[:, None]).astype(np.int64), len(order) - 1)]
     everyone = np.sort(history.size_s)[(spots * len(order)).astype(np.int64)]
     usual = np.where((stop - start)[:, None] >= 3, own, everyone)
-    tail = 2 * np.maximum(proven, usual[:, -1])
+    # A second at least: where all that ended were empty, nothing would lie ahead.
+    tail = 2 * np.maximum(np.maximum(proven, usual[:, -1]), 1.0)
     n = len(view)
     sizes = np.concatenate((size, usual, tail[:, None]), axis=1)
     share = np.concatenate(

@@ -208,9 +208,10 @@ def _start(view: Snapshot, jobs: _Jobs, late: _Late | None, options: Options) ->
     """Step 3: minimums in order, whoever fits; the room that was left at each job's turn, and at the end."""
     need = jobs.need
     capacity = view.total_milli
-    if int(need.sum()) <= capacity:
-        free = capacity - int(need.sum())
-        return view.min_workers.copy(), np.full(len(view), float(capacity)), free
+    free = capacity - int(need.sum())
+    if free >= 0:
+        # The order does not matter: each finds what the minimums of the others leave.
+        return view.min_workers.copy(), (free + need).astype(np.float64), free
     held = np.maximum(jobs.left - view.start_s, 0.0)
     if jobs.unknown is not None:
         held = np.where(jobs.unknown, jobs.left * options.patience, held)
