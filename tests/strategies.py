@@ -254,9 +254,7 @@ def histories(draw: st.DrawFn) -> History:
 
 
 @st.composite
-def traces(
-    draw: st.DrawFn, *, elastic: bool = True, gpus: int = 8, max_jobs: int = 10, urgent: bool = False
-) -> Trace:
+def traces(draw: st.DrawFn, *, elastic: bool = True, gpus: int = 8, max_jobs: int = 10, urgent: bool = False) -> Trace:
     """A small workload of which every job fits on that many GPUs at its requested size and at its minimum.
 
     `urgent`: some have deadlines, in time or not, and priorities differ.
