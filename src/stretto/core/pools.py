@@ -1,8 +1,9 @@
 """Device types for policies that do not choose them: decide on one merged pool, then give each job one.
 
-A job keeps its pool while it has room there; the others take, widest first, the pool with the most room left.
-An elastic job that fits nowhere in full takes what the roomiest pool has, if that is its minimum at least.
-No job is sent where it makes no progress while it would elsewhere.
+First everybody's minimum: a job keeps its pool while there is room for that; the others take, widest first, the pool
+with the most room left. Then, in the same order, the rest: in its pool if all of it fits there, otherwise in the
+roomiest one, as much as that has. So nobody stops running because another one grows. No job is sent where it makes
+no progress while it would elsewhere.
 """
 
 from __future__ import annotations
@@ -29,24 +30,29 @@ def merged(view: Snapshot) -> Snapshot:
 
 def assign(view: Snapshot, decision: Decision) -> Decision:
     """Give every running job of a merged decision a pool it fits in."""
-    free = view.capacity.astype(np.int64).copy()
     workers, reason, detail = decision.workers.copy(), decision.reason.copy(), decision.detail.copy()
-    pool = np.maximum(view.pool, 0)
-    need = workers * view.width + view.fixed_milli
-    runs = np.flatnonzero(workers)
-    stays, useless = view.pool[runs] >= 0, _useless(view, workers)
-    for j in runs[np.lexsort((view.job[runs], -need[runs], ~stays))].tolist():
-        old = int(view.pool[j])
-        room = np.where(useless[:, j], -1, free)
-        best = old if old >= 0 and need[j] <= room[old] else int(np.argmax(room))
-        if need[j] > room[best]:
-            most = (int(room[best]) - int(view.fixed_milli[j])) // max(int(view.width[j]), 1)
-            workers[j] = min(most, workers[j]) if most >= view.min_workers[j] else 0
-            if not workers[j]:
-                reason[j], detail[j] = Reason.FRAGMENTED, (decision.workers[j], room[best] / GPU)
-                continue
-        pool[j] = best
-        free[best] -= workers[j] * view.width[j] + view.fixed_milli[j]
+    pool, free = np.maximum(view.pool, 0), view.capacity.astype(np.int64).copy()
+    low, high = view.min_workers * view.width + view.fixed_milli, workers * view.width + view.fixed_milli
+    runs, useless = np.flatnonzero(workers), _useless(view, workers)
+    order = runs[np.lexsort((view.job[runs], -high[runs], view.pool[runs] < 0))].tolist()
+    for j in order:
+        old, room = int(view.pool[j]), np.where(useless[:, j], -1, free)
+        best = old if old >= 0 and low[j] <= room[old] else int(np.argmax(room))
+        if low[j] <= room[best]:
+            pool[j] = best
+            free[best] -= low[j]
+        else:
+            workers[j] = 0
+            reason[j], detail[j] = Reason.FRAGMENTED, (decision.workers[j], room[best] / GPU)
+    for j in order:
+        if workers[j]:
+            free[pool[j]] += low[j]
+            room = np.where(useless[:, j], -1, free)
+            best = int(np.argmax(room))
+            pool[j] = best if high[j] > room[pool[j]] < room[best] else pool[j]
+            if high[j] > free[pool[j]]:
+                workers[j] = (free[pool[j]] - view.fixed_milli[j]) // view.width[j]
+            free[pool[j]] -= workers[j] * view.width[j] + view.fixed_milli[j]
     return msgspec.structs.replace(decision, workers=workers, pool=pool, reason=reason, detail=detail, nodes=None)
 
 
