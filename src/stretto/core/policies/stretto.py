@@ -47,6 +47,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _RECHECK, _RECHECK_SHARE = 6.0, 0.05
+_LOOK_S = 3600.0
 
 
 class _Recall(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,12 +111,12 @@ def stretto(view: Snapshot, memory: Memory, options: Options) -> Decision:
     looks = jobs.unknown is not None or view.now_s >= recall.look_s
     if looks:
         recall = _look(view, jobs, least, recall, options)
-    elif len(view) and view.job[-1] > recall.newest:
-        recall = _expect(view, jobs, least, recall, options)
     late = _seen(view, recall, options)
     workers, left, free = _start(view, jobs, late, options)
     free = _catch_up(view, late, workers, free)
     last = _hand_out(view, jobs, workers, free, recall, options)
+    if not looks and len(view) and view.job[-1] > recall.newest:
+        recall = _expect(view, jobs, least, workers, recall, options)
     if looks:
         world = fairshare.paced(recall.world, view, view.rate(workers) / jobs.unit)
         recall = msgspec.structs.replace(recall, world=world)
@@ -182,11 +183,13 @@ def _look(view: Snapshot, jobs: _Jobs, least: FloatArray, recall: _Recall, optio
     )
 
 
-def _expect(view: Snapshot, jobs: _Jobs, least: FloatArray, recall: _Recall, options: Options) -> _Recall:
-    """Between two looks: the earliest moment at which a newcomer might be late, were it to wait from now on."""
-    new = view.job > recall.newest
-    fastest = view.rate(view.max_workers)[new] / jobs.unit[new]
-    spare_s = (options.fairness - 1) * float((least[new] / np.maximum(fastest, 1.0)).min())
+def _expect(
+    view: Snapshot, jobs: _Jobs, least: FloatArray, workers: IntArray, recall: _Recall, options: Options
+) -> _Recall:
+    """Between two looks: the earliest moment at which a newcomer that did not get all it can use might be late."""
+    short = (view.job > recall.newest) & (workers < view.max_workers)
+    fastest = np.maximum(view.rate(view.max_workers)[short] / jobs.unit[short], 1.0)
+    spare_s = (options.fairness - 1) * float((least[short] / fastest).min(initial=_LOOK_S))
     look = min(recall.look_s, view.now_s + max(options.quantum_s, spare_s))
     return msgspec.structs.replace(recall, newest=int(view.job[-1]), look_s=look)
 
