@@ -15,7 +15,7 @@ from stretto.sim.trace import Trace
 
 
 @st.composite
-def tiny(draw: st.DrawFn, *, jobs: int = 3, gpus: int = 3, integral: bool = True) -> Trace:
+def tiny(draw: st.DrawFn, *, jobs: int = 3, gpus: int = 3) -> Trace:
     """A few jobs of a few seconds, elastic or not, on up to `gpus` GPUs; gains need not fall with size."""
     found = []
     for _ in range(draw(st.integers(1, jobs))):
@@ -23,7 +23,7 @@ def tiny(draw: st.DrawFn, *, jobs: int = 3, gpus: int = 3, integral: bool = True
         high = draw(st.integers(low, gpus))
         gains = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=gpus - 1, max_size=gpus - 1))
         rate = [0.0, *itertools.accumulate([1.0, *gains])]
-        work = draw(st.integers(1, 5)) * (1.0 if integral else 0.7)
+        work = float(draw(st.integers(1, 5)))
         submit = float(draw(st.integers(0, 2)))
         found.append(
             {"submit_s": submit, "work": work, "min_workers": low, "max_workers": high, "requested": low, "rate": rate}

@@ -42,7 +42,7 @@ def attained(view: Snapshot, j: int) -> float:
 KEYS: dict[str, Callable[[Snapshot, int], Any]] = {
     "fifo": lambda view, j: (view.workers[j] == 0, view.submit_s[j]),
     "fit-first": lambda view, j: (view.workers[j] == 0, view.submit_s[j]),
-    "sjf": lambda view, j: view.requested[j] * view.width[j] + view.fixed_milli[j],
+    "sjf": lambda view, j: size(view, j, "sjf") * view.width[j] + view.fixed_milli[j],
     "srjf": lambda view, j: microseconds(view, j, size(view, j, "srjf")),
     "srtf": lambda view, j: microseconds(view, j, size(view, j, "srtf")),
     "srsf": lambda view, j: (

@@ -24,6 +24,7 @@ from stretto.core.policy import load
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, FloatArray, Nodes
 from stretto.sim import bounds, cluster, engine
+from stretto.sim.fair import fair_finish
 from stretto.sim.trace import Load, Trace
 from stretto.sim.world import Change, Failure, Result, Settings
 
@@ -356,20 +357,19 @@ def test_the_order_of_rows_means_nothing(name: str, trace: Trace, data: st.DataO
 # Nobody starves.
 
 
-def stream(wide: int, every_s: float, length_s: float, count: int) -> Trace:
+def stream(count: int, every_s: float, wide_s: float) -> Trace:
     """A job that needs the whole cluster, just after the first of a stream of short ones that keep it full."""
-    short = {"requested": 1, "max_workers": 1, "work": length_s}
+    short = {"requested": 1, "max_workers": 1, "work": 90.0}
     jobs: list[dict[str, Any]] = [{**short, "submit_s": i * every_s} for i in range(count)]
-    jobs.append({"requested": wide, "min_workers": wide, "max_workers": wide, "work": wide * 30.0, "submit_s": 1.0})
+    jobs.append({"requested": 8, "min_workers": 8, "max_workers": 8, "work": 8 * wide_s, "submit_s": 1.0})
     return trace_of(jobs)
 
 
 def wide_start_s(name: str, count: int, lengths: Any = "known", **world: Any) -> float:
     """When the wide job starts beside a stream of so many; the stream alone asks for nine of the eight GPUs."""
-    trace = stream(8, every_s=10.0, length_s=90.0, count=count)
+    trace = stream(count, every_s=10.0, wide_s=30.0)
     result = run(name, trace, "1x8", CHEAP.get(name), Settings(lengths=lengths, **world))
-    wide = int(np.flatnonzero(trace.requested == 8)[0])
-    return float(result.start_s[wide])
+    return float(result.start_s[trace.requested == 8][0])
 
 
 @pytest.mark.parametrize("lengths", ["known", "unknown"])
@@ -386,6 +386,19 @@ def test_starvation_free_in_spite_of_costs_and_wrong_lengths(name: str) -> None:
     for seed in range(3):
         world = {"start_s": 2.0, "resize_s": 2.0, "estimate_sd": 0.5, "seed": seed}
         assert wide_start_s(name, 300, **world) < 300 * 10.0
+
+
+def test_stretto_waits_in_proportion_to_a_fair_share() -> None:
+    """Its bound is the fair world, where a long wide job gets little while others keep coming: it starts in time
+    to end within 1.3 times as long, if it were not stopped again."""
+    starts_s = []
+    for count in (1000, 1300):
+        trace = stream(count, every_s=12.5, wide_s=1000.0)
+        wide = trace.requested == 8
+        fair_s = float((fair_finish(trace, 8 * GPU) - trace.submit_s)[wide][0])
+        starts_s.append(float(run("stretto", trace, "1x8").start_s[wide][0]))
+        assert starts_s[-1] <= 1.3 * fair_s - 1000.0 + 120.0
+    assert starts_s[0] == starts_s[1] < 1000 * 12.5
 
 
 @pytest.mark.parametrize("name", ["fit-first", "gang", "sjf", "fulfilment"])
