@@ -11,29 +11,17 @@ from __future__ import annotations
 import csv
 import json
 import time
-from pathlib import Path
-from typing import Any
 
 from stretto.core.policy import load
 from stretto.sim import cluster, engine, readers
+from tiresias_variants import DATA, OURS
 
-DATA = Path(__file__).parent.parent / "tests" / "data" / "tiresias"
 GOAL = 20.0
 CLEAN = ("fifo", "shortest", "dlas-gpu")
 PEER_S = {
     "fifo": 3.93, "fjf": 6.97, "sjf": 4.90, "shortest": 4.00, "shortest-gpu": 4.37, "dlas-gpu": 3.68,
     "dlas-gpu-8": 12.36, "dlas-gpu-gittins": 15.30,
 }  # fmt: skip
-OURS: dict[str, tuple[str, dict[str, Any]]] = {
-    "fifo": ("fifo", {}),
-    "fjf": ("fit-first", {}),
-    "sjf": ("sjf", {}),
-    "shortest": ("srtf", {}),
-    "shortest-gpu": ("srsf", {}),
-    "dlas-gpu": ("tiresias", {"queues": (3250, 7200)}),
-    "dlas-gpu-8": ("tiresias", {"queues": (3250, 7200), "promote": 8}),
-    "dlas-gpu-gittins": ("tiresias-gittins", {"queues": (3250, 7200)}),
-}
 
 
 def main() -> None:
@@ -44,7 +32,8 @@ def main() -> None:
     print(f"{'schedule':17} {'Tiresias s':>10} {'ours s':>8} {'faster':>8} {'average JCT':>12}")
     ratios: dict[str, tuple[float, float]] = {}
     same = True
-    for schedule, (name, options) in OURS.items():
+    for schedule in PEER_S:
+        name, options = OURS[schedule]
         policy = load(name, {**options, "original": True})
         spent = []
         for _ in range(3):

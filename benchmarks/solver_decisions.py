@@ -4,22 +4,21 @@
 
 CPU seconds of one call of `decide`, the best of three, on random jobs over a dozen scaling curves, half of the GPUs
 in use; sia and gavel also on three device types. The second column is for a fifth of the jobs, which leaves most
-of the GPUs to be handed out beyond the minimums. Goal: below 1 s each (pollux: reported). `published` is what the
-authors of a system state for its own solver: Gavel's linear programme at 1,024 jobs (0.046 s), Sia's integer
-programme at 2,048 GPUs (about 1 s), Pollux' genetic search at 64 GPUs (2.2 s, median); they are not measured here
-and are for orientation. The last line is one JSON object: `ours` is the slowest policy that has a goal, `peer` its
-published figure.
+of the GPUs to be handed out beyond the minimums. Goal: below 1 s each (pollux: reported).
+
+The peer, in the same run, is Sia's integer programme on three device types handed to the solver as a whole, as its
+authors do; ours solves the relaxation and decides only the close jobs by the integer programme. `published` is what
+the authors of a system state for their own solver and machine, for orientation: Gavel's linear programme at 1,024 jobs,
+Sia's integer programme at 2,048 GPUs, Pollux' genetic search at 64 GPUs (median).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
 import time
 
+from _verdict import report
 from stretto.core import invariants
-from stretto.core.policies import BUILTIN
 from stretto.core.policy import load
 from stretto.sim import sample
 
@@ -29,6 +28,8 @@ CASES = (
 )  # fmt: skip
 PUBLISHED_S = {"gavel": 0.046, "sia": 1.0, "pollux": 2.2}
 REPORTED_ONLY = {"pollux"}
+PEER = ("sia", 3)
+WHOLE = 10**6
 
 
 def main() -> None:
@@ -38,40 +39,38 @@ def main() -> None:
     arguments = parser.parse_args()
     few = max(arguments.jobs // 5, 1)
     print(f"{'policy':10} {'types':>5} {f'{arguments.jobs} jobs':>10} {f'{few} jobs':>10} {'published':>10}   (s)")
-    slowest, ours, peer = "", 0.0, None
+    slowest, most_s, ours = "", 0.0, 0.0
     for name, types in CASES:
-        if importlib.util.find_spec(BUILTIN[name]) is None:
-            print(f"{name:10} {types:5} {'absent':>10}")
-            continue
         many_s, few_s = (seconds(name, jobs, arguments.gpus, types) for jobs in (arguments.jobs, few))
         published = f"{PUBLISHED_S[name]:.3f}" if name in PUBLISHED_S else "-"
         print(f"{name:10} {types:5} {many_s:10.3f} {few_s:10.3f} {published:>10}", flush=True)
-        spent_s = max(many_s, few_s)
-        if name not in REPORTED_ONLY and spent_s > ours:
-            slowest, ours = f"{name} on {types} device types", spent_s
-            peer = PUBLISHED_S.get(name)
-    verdict = {
-        "name": "solver_decisions",
-        "slowest": slowest,
-        "ours": round(ours, 4),
-        "peer": peer,
-        "ratio": round(ours / peer, 4) if peer else None,
-        "unit": "s",
-        "goal": f"< {GOAL_S:g} s for every policy but pollux",
-        "ok": ours < GOAL_S,
-    }
-    print(json.dumps(verdict))
+        if name not in REPORTED_ONLY and max(many_s, few_s) > most_s:
+            slowest, most_s = f"{name} on {types} device types", max(many_s, few_s)
+        if (name, types) == PEER:
+            ours = many_s
+    peer = seconds(PEER[0], arguments.jobs, arguments.gpus, PEER[1], {"exact_jobs": WHOLE})
+    print(f"{'sia, whole':10} {PEER[1]:5} {peer:10.3f}")
+    report(
+        f"solver_decisions: sia on 3 device types, {arguments.jobs} jobs; goal: the slowest of all",
+        ours=round(ours, 4),
+        peer=round(peer, 4),
+        ratio=round(peer / ours, 2),
+        unit="CPU s",
+        goal=f"< {GOAL_S:g} s for every policy but pollux",
+        ok=most_s < GOAL_S,
+        slowest=f"{slowest}: {most_s:.4f}",
+    )
 
 
-def seconds(name: str, jobs: int, gpus: int, types: int, repeats: int = 3) -> float:
-    """CPU seconds of one decision, the best of some; pollux once."""
-    policy = load(name)
+def seconds(name: str, jobs: int, gpus: int, types: int, options: dict[str, int] | None = None) -> float:
+    """CPU seconds of one decision, the best of three; pollux once."""
+    policy = load(name, options or {})
     view = sample.snapshot(jobs, gpus, types=tuple(f"type-{i}" for i in range(types)))
     if name not in REPORTED_ONLY:
         # Imports the solver.
         policy.decide(sample.snapshot(4, 8, types=view.pools), None)
     spent = []
-    for _ in range(1 if name in REPORTED_ONLY else repeats):
+    for _ in range(1 if name in REPORTED_ONLY else 3):
         start = time.process_time()
         decision = policy.decide(view, None)
         spent.append(time.process_time() - start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -38,10 +39,10 @@ def file_of(folder: Path, body: str = ONE_BY_ONE, name: str = "mine") -> str:
     return str(path)
 
 
-def run(folder: Path, policy: str) -> runner.Outcome:
+def run(folder: Path, policy: str, cluster: str = "1x4") -> runner.Outcome:
     trace = folder / "jobs.csv"
     trace.write_text("job_id,submit_s,gpus,duration_s\na,0,1,10\nb,0,2,10\n")
-    return runner.run(runner.prepare(trace, "csv", "1x4", policy, {}))
+    return runner.run(runner.prepare(trace, "csv", cluster, policy, {}))
 
 
 def test_a_file_runs(tmp_path: Path) -> None:
@@ -52,6 +53,24 @@ def test_the_example_runs(tmp_path: Path) -> None:
     example = Path(__file__).parent.parent / "examples" / "widest_first.py"
     assert run(tmp_path, str(example)).metrics.policy == "widest-first"
     assert run(tmp_path, f"{example}:widest-first").metrics.finished == 2
+
+
+def test_the_declared_example_runs(tmp_path: Path) -> None:
+    """The second example of docs/policies.md, and it decides as the first one does."""
+    page = (Path(__file__).parent.parent / "docs" / "policies.md").read_text()
+    block = re.search(r"```python\n(@list_policy.*?)```", page, re.DOTALL)
+    assert block is not None
+    path = tmp_path / "declared.py"
+    path.write_text(
+        "from stretto.core.listing import ListRule\n"
+        "from stretto.core.policy import NoOptions, Traits, list_policy\n" + block[1]
+    )
+    declared = plugins.find(str(path))
+    assert (declared.name, declared.rule is None) == ("widest-first", False)
+    assert declared.summary == "Order of width, the widest first; what fits runs; preempts for wider jobs."
+    example = Path(__file__).parent.parent / "examples" / "widest_first.py"
+    found, expected = run(tmp_path, str(path), cluster="1x2"), run(tmp_path, str(example), cluster="1x2")
+    assert found.result.finish_s.tolist() == expected.result.finish_s.tolist() == [20, 10]
 
 
 def test_a_file_does_not_replace_a_built_in(tmp_path: Path) -> None:

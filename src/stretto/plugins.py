@@ -67,7 +67,8 @@ def _from_file(name: str) -> Entry:
     found = _registered_by(path)
     if not found:
         raise PolicyError(
-            f"policy file {str(path)!r} registers no policy", hint="decorate a function with @policy(name, …)"
+            f"policy file {str(path)!r} registers no policy",
+            hint="decorate a function with @policy(name, …) or @list_policy(name, …)",
         )
     if wanted and wanted not in found:
         raise unknown(f"policy of {str(path)!r}", wanted, list(found))
@@ -102,11 +103,11 @@ def _from_package(point: EntryPoint) -> Entry:
         loaded = _execute(lambda _: point.load(), None, f"installed policy {point.name!r} ({point.value})")
     _packaged.extend(found.values())
     for each in _packaged:
-        if each.function is loaded or each.name == point.name:
+        if loaded in (each.function, each.rule) or each.name == point.name:
             return each
     raise PolicyError(
         f"installed policy {point.name!r} ({point.value}) registers no policy of that name",
-        hint="the entry point must name a function decorated with @policy, or its module",
+        hint="the entry point must name a function decorated with @policy or @list_policy, or its module",
     )
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from strategies import job, trace_of, traces, view_of
 from stretto.core import fairshare
+from stretto.core.estimate import course as courses
 from stretto.core.fairshare import FairWorld
 from stretto.core.services import only
 from stretto.core.snapshot import GPU, FloatArray, Snapshot
@@ -21,8 +22,9 @@ from stretto.sim.trace import Trace
 
 
 def step(world: FairWorld | None, view: Snapshot, done: list[float], size: list[float]) -> FairWorld:
-    start = fairshare.empty(view.now_s) if world is None else world
-    return fairshare.advance(start, view, np.array(done, np.float64), np.array(size, np.float64))
+    view = msgspec.structs.replace(view, done=np.array(done, np.float64))
+    start = fairshare.empty(view) if world is None else world
+    return fairshare.advance(start, view, courses.watched(start.course, view), np.array(size, np.float64))
 
 
 def at(view: Snapshot, now_s: float) -> Snapshot:
@@ -37,12 +39,12 @@ def test_equal_shares_and_speeds() -> None:
     assert world.speed.tolist() == pytest.approx([1, 1.25, 1.5])
 
 
-def test_speed_is_counted_on_the_minimum_and_linear_below_it() -> None:
+def test_speed_is_linear_below_the_minimum() -> None:
     """Two jobs that need 4 of 4 GPUs hold 2 each: half the speed of their minimum."""
     view = view_of(4, [job(min_workers=4, max_workers=4, rate=[0, 0, 0, 0, 7.0])] * 2)
     world = step(None, view, [0, 0], [100, 100])
     assert world.share.tolist() == [2, 2]
-    assert world.speed.tolist() == [0.5, 0.5]
+    assert world.speed.tolist() == [3.5, 3.5]
 
 
 def test_shares_are_of_gpus() -> None:
@@ -85,7 +87,7 @@ def test_who_ended_here_stays_until_it_leaves() -> None:
 
 
 def test_a_job_of_unknown_length_is_as_long_as_it_was() -> None:
-    """It ran at twice the speed of its minimum from 0 on and was gone when we looked at 3: it needed 6."""
+    """It ran at 2 steps/s from 0 on and was gone when we looked at 3: it needed 6."""
     view = view_of(4, [job(max_workers=2), job(max_workers=2)])
     world = fairshare.paced(step(None, view, [0, 0], [math.nan, 100]), view, np.array([2.0, 1.0]))
     world = step(world, at(only(view, np.array([False, True])), 3.0), [3], [100])
@@ -117,13 +119,13 @@ def test_a_new_table_of_throughputs() -> None:
     """Curves are found again for who is here. Who has left goes on in proportion to its share."""
     view = view_of(4, [job(max_workers=4, rate=[0, 2, 3, 3.5, 4]), job(max_workers=4, rate=[0, 1, 1, 1, 1])])
     world = step(None, view, [0, 0], [100, 100])
-    assert world.speed.tolist() == [1.5, 1]
+    assert world.speed.tolist() == [3, 1]
     rest = only(view, np.array([False, True]))
     rest = msgspec.structs.replace(rest, rates=np.array([[[0.0, 1, 2, 3, 4]]]), curve=np.array([0]), now_s=1.0)
     world = step(world, rest, [0], [100])
-    assert world.speed.tolist() == [1.5, 2]
+    assert world.speed.tolist() == [3, 2]
     world = step(world, msgspec.structs.replace(rest, now_s=2.0, capacity=np.array([2 * GPU])), [0], [100])
-    assert world.speed.tolist() == [0.75, 1]
+    assert world.speed.tolist() == [1.5, 1]
 
 
 def test_a_phase_changes_the_curve() -> None:
@@ -154,17 +156,15 @@ def test_the_level_fills_the_cluster(caps: list[int], gpus: int) -> None:
 
 def ended(trace: Trace, gpus: int, step_s: float) -> FloatArray:
     """When each job ends in the carried world, looked at every so often, with the jobs idle in reality."""
-    unit = trace.rates[0, trace.curve, np.minimum(trace.min_workers, trace.rates.shape[2] - 1)]
-    size = trace.work / unit
     columns: dict[str, Any] = {
         name: getattr(trace, name) for name in ("min_workers", "max_workers", "width", "submit_s", "requested")
     }
     every = [job(**{name: column[j] for name, column in columns.items()}) for j in range(len(trace))]
     view = msgspec.structs.replace(view_of(gpus, every), rates=trace.rates, curve=trace.curve)
-    world, now_s = fairshare.empty(0.0), 0.0
+    world, now_s = fairshare.empty(view), 0.0
     while np.isinf(world.ended_s).any() or len(world.job) < len(trace):
         came = trace.submit_s <= now_s
-        world = fairshare.advance(world, at(only(view, came), now_s), np.zeros(int(came.sum())), size[came])
+        world = fairshare.advance(world, at(only(view, came), now_s), world.course, trace.work[came])
         now_s += step_s
     return world.ended_s
 
@@ -181,3 +181,46 @@ def test_looked_at_once_it_is_close() -> None:
     """Ends between two looks are told to the moment as long as shares do not change in between."""
     trace = trace_of([{"work": 10.0, "max_workers": 2}, {"work": 30.0, "max_workers": 2}])
     assert ended(trace, 4, 100.0).tolist() == fair_finish(trace, 4 * GPU).tolist() == [5, 15]
+
+
+def test_who_runs_ahead_here_is_on_the_curve_that_comes_there() -> None:
+    """In the second half a job has four times the speed. One such job was seen to change; another, idle in reality,
+    holds the cluster alone here: half of it takes 50 s, the rest 12.5 s."""
+    idle = msgspec.structs.replace(
+        view_of(1, [job(max_workers=1, rate=[0, 1]), job(max_workers=1, rate=[0, 4])]), remaining=np.array([100.0, 1.0])
+    )
+    alone = only(idle, np.array([True, False]))
+    course = msgspec.structs.replace(courses.empty(idle), follows=np.array([1, -1]), begins=np.array([1.0, 0.5]))
+    world = fairshare.advance(fairshare.empty(alone), alone, course, np.array([100.0]))
+    assert fairshare.age_at(world, alone, np.array([100.0])).tolist() == [62.5]
+    later = at(alone, 55.0)
+    world = fairshare.advance(world, later, course, np.array([100.0]))
+    assert world.progress.tolist() == [70]
+    assert world.speed.tolist() == [4]
+    world = fairshare.advance(world, at(alone, 90.0), course, np.array([100.0]))
+    assert world.ended_s.tolist() == pytest.approx([62.5])
+
+
+@settings(max_examples=50)
+@given(
+    gpus=st.lists(st.integers(1, 8), min_size=1, max_size=12),
+    spaces=st.lists(st.floats(1.0, 5000.0), min_size=12, max_size=12),
+    part=st.floats(0.01, 1.2),
+)
+def test_the_age_at_which_it_had_so_much(gpus: list[int], spaces: list[float], part: float) -> None:
+    """Against the whole history, for a job of unknown length while capacity comes and goes: as exact as the table."""
+    view = view_of(8, [job(max_workers=8)])
+    world, now_s, times, done = fairshare.empty(view), 0.0, [0.0], [0.0]
+    for count, space in zip(gpus, spaces, strict=False):
+        there = msgspec.structs.replace(at(view, now_s), capacity=np.array([count * GPU]))
+        world = step(world, there, [0], [math.nan])
+        now_s += space
+        times.append(now_s)
+        done.append(done[-1] + count * space)
+    last = msgspec.structs.replace(at(view, now_s), capacity=np.array([gpus[-1] * GPU]))
+    world = step(world, last, [0], [math.nan])
+    assert world.progress.tolist() == pytest.approx(done[-1:])
+    wanted = part * done[-1]
+    age_s = fairshare.age_at(world, last, np.array([wanted]))[0]
+    right_s = np.interp(wanted, done, times) if part <= 1 else now_s + (wanted - done[-1]) / gpus[-1]
+    assert right_s / 1.16 - 20 <= age_s <= right_s * 1.16 + 20

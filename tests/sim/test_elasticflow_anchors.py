@@ -19,7 +19,8 @@ from stretto.core.policies.elasticflow import sorted_out
 from stretto.core.policy import load
 from stretto.errors import TraceError, UsageError
 from stretto.sim import cluster, readers
-from stretto.sim.engine import Engine, simulate
+from stretto.sim.engine import simulate
+from stretto.sim.general import Engine
 from stretto.sim.trace import Trace
 from stretto.sim.world import Result, Settings
 
@@ -84,14 +85,14 @@ def test_elasticflow_on_the_100_jobs() -> None:
 def test_elasticflow_on_the_195_jobs_in_its_own_accounts() -> None:
     world = its_accounts()
     assert world.kept == 142
-    assert world.out_rejected.sum() == 50
+    assert world.jobs.tally.rejected.sum() == 50
 
 
 def test_elasticflow_on_the_195_jobs_with_every_second_accounted_once() -> None:
     """What the 142 owe to the time that is taken off twice: with that time credited there are ten more."""
     world = its_accounts(twice=False)
     assert world.kept == 152
-    assert world.out_rejected.sum() == 43
+    assert world.jobs.tally.rejected.sum() == 43
 
 
 def test_elasticflow_on_the_195_jobs_in_our_world() -> None:
@@ -125,56 +126,54 @@ class ItsAccounts(Engine):
         self.share_ends: dict[int, float] = {}
         self.ends: dict[int, float] = {}
         self.used: set[tuple[int, int]] = set()
-        while self.ended < len(self.trace):
+        while self.jobs.ended < len(self.trace):
             self._credit()
-            self._admit_arrivals()
-            if len(self.row):
-                self._ask_and_act()
+            self.jobs.admit(self.now_s)
+            if len(self.jobs):
+                self.ask_and_act()
                 self._book()
-            self.now = self._next_moment()
-        return self._result()
+            self.now_s = self.next_moment()
+        return self.result()
 
     def _credit(self) -> None:
         """Take stock of the time since the last decision, and let jobs go whose time has come."""
-        numbers = self.row.tolist()
+        jobs, numbers = self.jobs, self.jobs.row.tolist()
         if self.twice:
-            self.anchor = self.anchor + [max(0.0, self.now - self.share_ends[n]) for n in numbers]
-        self.left, _ = self._left_now()
-        self.anchor = np.full(len(self.row), self.now)
-        due = np.array([self.ends[n] <= self.now for n in numbers], np.bool_)
-        over = (self.workers > 0) & (due | (self.left <= 0))
-        self.kept += sum(self.share_ends[n] <= self.trace.deadline_s[n] for n in self.row[over].tolist())
+            jobs.anchor_s = jobs.anchor_s + [max(0.0, self.now_s - self.share_ends[n]) for n in numbers]
+        jobs.left = jobs.left_now(self.now_s)
+        jobs.anchor_s = np.full(len(jobs), self.now_s)
+        due = np.array([self.ends[n] <= self.now_s for n in numbers], np.bool_)
+        over = (jobs.workers > 0) & (due | (jobs.left <= 0))
+        self.kept += sum(self.share_ends[n] <= self.trace.deadline_s[n] for n in jobs.row[over].tolist())
         if over.any():
-            self._drop(over, self.now)
+            jobs.end(over, self.now_s)
 
     def _book(self) -> None:
         """Note when each job will end, and charge everybody for having been asked."""
-        self.anchor = np.full(len(self.row), self.now)
-        planner = Planner(self.now, int(self.capacity.sum()), 60.0, True)
+        workers, numbers = self.jobs.workers.tolist(), self.jobs.row.tolist()
+        self.jobs.anchor_s = np.full(len(self.jobs), self.now_s)
+        planner = Planner(self.now_s, int(self.machines.capacity.sum()), 60.0, True)
         jobs, _, _ = sorted_out(self.snapshot(), self.memory)
         shares = planner.outlook(jobs).plans
         self.share_ends = {job.number: _done_s(job, shares[job.number]) for job in jobs}
         plans = self.memory.plans
         self.ends = {number: plan.end_s for number, plan in plans.items()}
         change_s = min(plan.change_s() for plan in plans.values()) if plans else math.inf
-        self.wake = change_s if change_s < min([self._arrival_s(), *self.ends.values()]) else math.inf
+        self.wake_s = change_s if change_s < min([self.jobs.next_arrival_s, *self.ends.values()]) else math.inf
         place = 0
         seen = set(self.used)
-        for j in np.argsort(-self.workers, kind="stable").tolist():
-            if n := int(self.workers[j]):
+        for j in sorted(range(len(workers)), key=lambda j: -workers[j]):
+            if n := workers[j]:
                 lost_s = 2.0 if (place, n) in self.used else 4.0 + 2.0 * math.log2(n)
                 seen.add((place, n))
                 place += n
-                self.anchor[j] += lost_s
-                self.ends[int(self.row[j])] += lost_s
+                self.jobs.anchor_s[j] += lost_s
+                self.ends[numbers[j]] += lost_s
         self.used = set() if self.decisions > 1 and self.decisions % 60 == 1 else seen
 
-    def _next_moment(self) -> float:
-        moments = [self._arrival_s()] + ([self.wake, *self.ends.values()] if len(self.row) else [])
-        return max(min(moments), self.now + 60.0)
-
-    def _arrival_s(self) -> float:
-        return float(self.trace.submit_s[self.arrived]) if self.arrived < len(self.trace) else math.inf
+    def next_moment(self) -> float:
+        moments = [self.jobs.next_arrival_s] + ([self.wake_s, *self.ends.values()] if len(self.jobs) else [])
+        return max(min(moments), self.now_s + 60.0)
 
 
 def _done_s(job: Job, plan: Plan) -> float:

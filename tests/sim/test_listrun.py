@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stretto.core.policy import load
 from stretto.errors import PolicyError
 from stretto.sim import cluster, engine, listrun
+from stretto.sim.general import Engine
 from stretto.sim.trace import Load, Trace
 from stretto.sim.world import Failure, Result, Settings
 
@@ -66,7 +67,7 @@ def both(trace: Trace, gpus: int, name: str, options: dict[str, Any], world: Set
     policy = load(name, options)
     pools, nodes = cluster.uniform(1, gpus)
     assert listrun.applies(trace, pools, policy, world)
-    general = engine.Engine(trace, pools, nodes, policy, world).run()
+    general = Engine(trace, pools, nodes, policy, world).run()
     return listrun.run(trace, pools, nodes, policy, world, None), general
 
 

@@ -10,11 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from strategies import trace_of
 from stretto.core.decision import Decision
-from stretto.core.snapshot import Snapshot
+from stretto.core.policy import load
+from stretto.core.reasons import Reason
+from stretto.core.snapshot import GPU, Snapshot
 from stretto.errors import TraceError
-from stretto.sim import engine, record, runner
+from stretto.sim import cluster, engine, record, runner
 from stretto.sim.runner import Case
+from stretto.sim.world import Settings
 
 TRACE = """job_id,submit_s,gpus,duration_s,speedup
 a,0,4,100,linear
@@ -189,3 +193,18 @@ def test_header_round_trip(trace: Path) -> None:
     file = io.StringIO()
     record.kept(runner.prepare(trace, "csv", "1x4", "srtf", {}), header, file)
     assert json.loads(file.getvalue()) == msgspec.to_builtins(header)
+
+
+def test_why_says_that_there_was_no_place() -> None:
+    """Six GPUs are three workers of two, but each node of three has room for one only."""
+    pools, nodes = cluster.uniform(2, 3)
+    jobs = [{"work": 20.0, "width": 2 * GPU, "max_workers": 3}, {"work": 10.0, "width": 2 * GPU, "submit_s": 5.0}]
+    settings = Settings(placement="pack")
+    case = Case(trace=trace_of(jobs), pools=pools, nodes=nodes, policy=load("elastic-fifo"), settings=settings)
+    (first, second), outcome = record.why(case, [0, 1])
+    assert [(first[0].workers, first[0].sentence), (second[0].workers, second[0].sentence)] == [
+        (2, "runs on 2 workers: there was no place for the 3 that were decided"),
+        (0, "waits: 2 GPUs are free but no nodes have room for 1 workers"),
+    ]
+    change = outcome.result.changes[0]
+    assert (change.job, change.reason, change.first, change.second) == (0, Reason.CUT_TO_ROOM, 2, 3)

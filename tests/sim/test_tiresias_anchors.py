@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stretto.core.policy import load
-from stretto.sim import cluster, engine, readers
+from stretto.sim import cluster, engine, general, readers
 from stretto.sim.trace import Trace
 from stretto.sim.world import Result, Settings
 
@@ -88,7 +88,7 @@ def test_the_general_engine_agrees(traces: dict[str, Trace], schedule: str) -> N
     name, options = SCHEDULES[schedule]
     trace, policy = traces["60_job"].rigid(), load(name, {**options, "original": True})
     pools, nodes = cluster.uniform(8, 1)
-    result = engine.Engine(trace, pools, nodes, policy, Settings()).run()
+    result = general.Engine(trace, pools, nodes, policy, Settings()).run()
     expected = [float(row[schedule]) for row in rows("jct_60_job_8.csv")]
     assert (result.finish_s - trace.submit_s).tolist() == expected
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,15 +22,31 @@ from stretto.sim.runner import Case, Outcome
 app = App(name="sim", help="Simulate a trace under a policy; compare, draw, explain.", help_format="plaintext")
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What every run needs besides a trace and a policy."""
+
+    format: Format = "csv"
+    cluster: Cluster
+    set: Set = field(default_factory=list)
+
+    def prepare(self, traces: Sequence[Path], policies: Sequence[str]) -> list[Case]:
+        """Every trace under every policy."""
+        return runner.prepare_all(traces, self.format, self.cluster, policies, runner.parse_settings(self.set))
+
+    def header(self, trace: Path, policy: str) -> record.Header:
+        """Of a record of such a run."""
+        return record.header_of(trace, self.format, self.cluster, policy, runner.parse_settings(self.set))
+
+
 @app.command
 def run(
     trace: TracePath,
     /,
     *,
-    format: Format = "csv",
-    cluster: Cluster,
+    setup: Setup,
     policy: PolicyName = "stretto",
-    set_: Set = [],  # noqa: B006
     json: Json = False,
     bound: Annotated[
         Literal["simple", "dual"], Parameter(help="dual: a much tighter bound, which takes long.")
@@ -37,13 +54,12 @@ def run(
     record_to: Annotated[Path | None, Parameter(name="--record", help="Write every decision to this file.")] = None,
 ) -> None:
     """Run a trace under one policy and print what it was worth."""
-    settings = runner.parse_settings(set_)
-    case = runner.prepare(trace, format, cluster, policy, settings)
+    (case,) = setup.prepare([trace], [policy])
     if record_to is None:
         outcome = _run(case)
     else:
         with record_to.open("w", encoding="utf-8") as file:
-            outcome = _run(record.kept(case, record.header_of(trace, format, cluster, policy, settings), file))
+            outcome = _run(record.kept(case, setup.header(trace, policy), file))
     found = _with_tight_bound(outcome) if bound == "dual" else outcome.metrics
     if json:
         show.as_json(found.plain())
@@ -54,16 +70,14 @@ def run(
 @app.command
 def compare(
     *traces: TracePath,
-    format: Format = "csv",
-    cluster: Cluster,
+    setup: Setup,
     policies: PolicyNames,
-    set_: Set = [],  # noqa: B006
     json: Json = False,
     csv: Annotated[Path | None, Parameter(help="Write all figures to this CSV file.")] = None,
 ) -> None:
     """Run every trace under every policy and print the figures side by side."""
     _need_traces(traces)
-    cases = runner.prepare_all(traces, format, cluster, _names(policies), runner.parse_settings(set_))
+    cases = setup.prepare(traces, _names(policies))
     found = [_run(case).metrics for case in cases]
     if csv is not None:
         csv.write_text(report.metrics_csv(found), encoding="utf-8")
@@ -76,15 +90,13 @@ def compare(
 @app.command(name="report")
 def report_(
     *traces: TracePath,
-    format: Format = "csv",
-    cluster: Cluster,
+    setup: Setup,
     policies: PolicyNames = "stretto",
-    set_: Set = [],  # noqa: B006
     out: Annotated[Path, Parameter(help="The folder to write to.")] = Path("out/report"),
 ) -> None:
     """Write an HTML page with figures and pictures, and its PNG and CSV files."""
     _need_traces(traces)
-    cases = runner.prepare_all(traces, format, cluster, _names(policies), runner.parse_settings(set_))
+    cases = setup.prepare(traces, _names(policies))
     outcomes = [_run(case.recorded()) for case in cases]
     for path in report.write(outcomes, out):
         print(path)
@@ -95,15 +107,13 @@ def timeline(
     trace: TracePath,
     /,
     *,
-    format: Format = "csv",
-    cluster: Cluster,
+    setup: Setup,
     policies: PolicyNames = "stretto",
-    set_: Set = [],  # noqa: B006
     width: Annotated[int, Parameter(help="Columns of the drawing.")] = 64,
     png: Annotated[Path | None, Parameter(help="Draw it to this file too.")] = None,
 ) -> None:
     """Draw every job's workers over time, in letters: digits are workers, dots are waiting."""
-    cases = runner.prepare_all([trace], format, cluster, _names(policies), runner.parse_settings(set_))
+    cases = setup.prepare([trace], _names(policies))
     if len(cases[0].trace) > figures.FEW:
         raise UsageError(
             f"{len(cases[0].trace)} jobs are too many to draw one by one",
@@ -115,10 +125,7 @@ def timeline(
     until_s = max((outcome.metrics.makespan_s for outcome in outcomes), default=0.0)
     for outcome in outcomes:
         of = outcome.metrics
-        mean, full = (
-            report.cell("avg_jct_s", of.plain()["avg_jct_s"]),
-            report.cell("utilisation", of.plain()["utilisation"]),
-        )
+        mean, full = (report.cell(name, of.plain()[name]) for name in ("avg_jct_s", "utilisation"))
         print(
             f"{of.policy}: all done after {of.makespan_s:,.0f} s, mean completion {mean} s, {full} of the GPUs in use"
         )
@@ -136,14 +143,12 @@ def why(
     /,
     *,
     job: Annotated[str, Parameter(help="The job's id in the trace.")],
-    format: Format = "csv",
-    cluster: Cluster,
+    setup: Setup,
     policy: PolicyName = "stretto",
-    set_: Set = [],  # noqa: B006
     json: Json = False,
 ) -> None:
     """Say for one job when it got how many workers, and why."""
-    case = runner.prepare(trace, format, cluster, policy, runner.parse_settings(set_))
+    (case,) = setup.prepare([trace], [policy])
     if job not in case.trace.ids:
         raise unknown("job", job, list(case.trace.ids[:20]))
     number = case.trace.ids.index(job)

@@ -62,16 +62,3 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
             rejected=rejected,
             nodes=nodes,
         )
-
-    @staticmethod
-    def keep(view: Snapshot, reason: int, memory: Memory, wake_s: float = math.inf) -> Decision:
-        """Leave everything as it is (round-based policies between rounds)."""
-        n = len(view)
-        return Decision(
-            workers=view.workers,
-            pool=np.maximum(view.pool, 0),
-            reason=np.full(n, reason, np.int64),
-            detail=np.zeros((n, 2)),
-            memory=memory,
-            wake_s=wake_s,
-        )

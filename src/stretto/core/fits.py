@@ -16,18 +16,12 @@ from stretto.core.snapshot import GPU, IntArray, Snapshot
 def fits(view: Snapshot, workers: IntArray, pool: IntArray | None = None) -> bool:
     """Whether every job can have exactly these workers at once. Without `pool`: on its pool, or the first."""
     where = np.maximum(view.pool, 0) if pool is None else pool
-    if not _counts(view, workers, where):
+    used = view.used_milli(workers, where)
+    if len(used) > len(view.pools) or (used > view.capacity).any():
         return False
     if not len(view.nodes.name) or _only_counted(view, workers):
         return True
     return bool((fewest_moves.place(view, workers, where).sum(axis=1) == workers).all())
-
-
-def _counts(view: Snapshot, workers: IntArray, pool: IntArray) -> bool:
-    runs = workers > 0
-    need = (workers * view.width + view.fixed_milli)[runs]
-    used = np.bincount(pool[runs], weights=need, minlength=len(view.pools))
-    return len(used) == len(view.pools) and bool((used <= view.capacity).all())
 
 
 def _only_counted(view: Snapshot, workers: IntArray) -> bool:

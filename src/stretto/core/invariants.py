@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from stretto.core import steps
 from stretto.core.decision import Decision
 from stretto.core.policy import Policy, fail
 from stretto.core.reasons import Reason
@@ -28,6 +29,9 @@ def check(policy: Policy, view: Snapshot, decision: Decision) -> None:
     if wrong.any():
         j = int(np.argmax(wrong))
         raise _job(policy, view, j, f"got {workers[j]} workers, allowed are 0 or {low[j]}..{high[j]}")
+    if view.step is not None and (steps.possible(view, workers) != workers).any():
+        j = int(np.argmax(steps.possible(view, workers) != workers))
+        raise _job(policy, view, j, f"got {workers[j]} workers, which is not one of its sizes")
     if decision.pool.min(initial=0) < 0 or decision.pool.max(initial=0) >= len(view.pools):
         wrong = running & ((decision.pool < 0) | (decision.pool >= len(view.pools)))
         if wrong.any():
@@ -61,14 +65,7 @@ def _shapes(policy: Policy, n: int, decision: Decision) -> None:
 
 
 def _capacity(policy: Policy, view: Snapshot, decision: Decision) -> None:
-    running = decision.workers > 0
-    if len(view.pools) == 1 and int(decision.workers @ view.width + view.fixed_milli @ running) <= view.capacity[0]:
-        return
-    used = np.bincount(
-        decision.pool[running],
-        weights=(decision.workers * view.width + view.fixed_milli)[running],
-        minlength=len(view.pools),
-    )
+    used = view.used_milli(decision.workers, decision.pool)
     if (used > view.capacity).any():
         p = int(np.argmax(used > view.capacity))
         raise fail(

@@ -277,7 +277,7 @@ def settle(view: Snapshot, decision: Decision) -> Decision:
     nearly = changed & (_left_s(view) <= view.resize_s)
     workers, pool = decision.workers.copy(), decision.pool.copy()
     reason, detail = decision.reason.copy(), decision.detail.copy()
-    free = _free(view, workers, pool)
+    free = view.capacity - view.used_milli(workers, pool)
     for j in _kept_first(view, decision, loses | nearly):
         back = np.zeros(len(free), np.int64)
         if workers[j]:
@@ -297,14 +297,6 @@ def _left_s(view: Snapshot) -> FloatArray:
     rate = view.rates[np.maximum(view.pool, 0), view.curve, np.minimum(view.workers, top)]
     left: FloatArray = np.divide(expected_steps(view), rate, out=np.full(len(view), np.inf), where=rate > 0)
     return left
-
-
-def _free(view: Snapshot, workers: IntArray, pool: IntArray) -> IntArray:
-    """Milli-GPU per pool that the decision leaves."""
-    runs = workers > 0
-    need = (workers * view.width + view.fixed_milli)[runs]
-    free: IntArray = view.capacity - np.bincount(pool[runs], need, len(view.capacity)).astype(np.int64)
-    return free
 
 
 def _kept_first(view: Snapshot, decision: Decision, candidates: BoolArray) -> Iterable[int]:

@@ -8,6 +8,8 @@ A policy is a pure function `(view, memory, options) -> Decision`, registered un
     @policy("round-robin", traits=Traits(preempts="any"), options=Options)
     def round_robin(view: Snapshot, memory: Memory, options: Options) -> Decision: ...
 
+A policy that is an order of jobs, walked once, need not decide at all: it declares the order (`list_policy`).
+
 `load(name, settings)` binds the options and gives a `Policy` with `decide(view, memory)`.
 """
 
@@ -16,11 +18,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from stretto.core import pools, services
+from stretto.core import listing, pools, services, steps
 from stretto.core.decision import Decision, Memory
 from stretto.core.listing import ListRule
 from stretto.core.snapshot import Snapshot
@@ -66,16 +69,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def decide(self, view: Snapshot, memory: Memory) -> Decision:
         """Answer for this snapshot. Pure: the same arguments give the same answer.
 
-        Services are served first; the policy decides on training jobs and what room is left.
+        Services are served first; the policy decides on training jobs and what room is left. Sizes that a job
+        cannot have are brought down to the next one that it can.
         """
         if view.is_service.any():
-            return services.first(view, lambda rest: self._train(rest, memory))
-        return self._train(view, memory)
+            decision = services.first(view, lambda rest: self._train(rest, memory))
+        else:
+            decision = self._train(view, memory)
+        return decision if view.step is None else steps.rounded(view, decision)
 
     def _train(self, view: Snapshot, memory: Memory) -> Decision:
-        if len(view.pools) > 1 and not self.traits.pools:
-            return pools.assign(view, self.function(pools.merged(view), memory, self.options))
-        return self.function(view, memory, self.options)
+        if len(view.pools) == 1 or self.traits.pools:
+            return self.function(view, memory, self.options)
+        decision = self.function(pools.merged(view), memory, self.options)
+        return pools.assign(view, decision, view.min_workers if self.traits.elastic else decision.workers)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -109,6 +116,22 @@ def policy(
     return register
 
 
+def list_policy(
+    name: str, *, traits: Traits, options: type[msgspec.Struct] = NoOptions
+) -> Callable[[Callable[[Any], ListRule]], Callable[[Any], ListRule]]:
+    """Register a declaration as the policy of that name: its decisions follow from it (`listing.decide`)."""
+
+    def register(rule: Callable[[Any], ListRule]) -> Callable[[Any], ListRule]:
+        @wraps(rule)
+        def function(view: Snapshot, memory: Memory, options: Any) -> Decision:
+            return listing.decide(rule(options), view, memory)
+
+        _registered[name] = Entry(name, traits, options, function, rule)
+        return rule
+
+    return register
+
+
 def load(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
     """The built-in or already registered policy of that name, with these options."""
     return bind(entry(name), settings or {})
@@ -137,11 +160,6 @@ def bind(of: Entry, settings: Mapping[str, Any]) -> Policy:
         function=of.function,
         rule=of.rule(options) if of.rule else None,
     )
-
-
-def option_names(name: str) -> list[str]:
-    """The options that `load` takes for this policy."""
-    return list(entry(name).options.__struct_fields__)
 
 
 @contextmanager

@@ -39,6 +39,8 @@ class Reason(IntEnum):
     CHOSEN_BY_SOLVER = 24
     NODE_LOST = 25
     NEARLY_DONE = 26
+    CUT_TO_ROOM = 27
+    CUT_TO_STEP = 28
 
 
 _TEXT: dict[Reason, str] = {
@@ -69,6 +71,8 @@ _TEXT: dict[Reason, str] = {
     Reason.CHOSEN_BY_SOLVER: "the optimiser gave it {0:g} workers (value {1:g})",
     Reason.NODE_LOST: "a node it ran on was lost: {0:g} of its workers are left",
     Reason.NEARLY_DONE: "stays as it is: it ends in {0:g} s",
+    Reason.CUT_TO_ROOM: "runs on {0:g} workers: there was no place for the {1:g} that were decided",
+    Reason.CUT_TO_STEP: "runs on {0:g} workers: {1:g} were decided, which is not one of its sizes",
 }
 
 
@@ -80,3 +84,8 @@ def name(code: int) -> str:
 def explain(code: int, first: float = 0.0, second: float = 0.0) -> str:
     """The sentence that `stretto why` prints."""
     return _TEXT[Reason(code)].format(first, second)
+
+
+def fragmented(decided: int, got: int, free_gpus: float) -> tuple[Reason, float, float]:
+    """The reason and its numbers for a job that got fewer workers than decided, because the room is in pieces."""
+    return (Reason.CUT_TO_ROOM, got, decided) if got else (Reason.FRAGMENTED, decided, free_gpus)

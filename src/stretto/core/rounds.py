@@ -28,7 +28,8 @@ def next_start(now_s: float, round_s: float) -> float | None:
 
 def too_early(view: Snapshot, due_s: float | None) -> bool:
     """Whether the next round is still to come. Lost or reclaimed capacity ends a round at once."""
-    return due_s is not None and view.now_s < due_s and _fits(view)
+    fits = bool((view.used_milli(view.workers, view.pool) <= view.capacity).all())
+    return due_s is not None and view.now_s < due_s and fits
 
 
 def keep(view: Snapshot, due_s: float) -> Decision:
@@ -37,13 +38,3 @@ def keep(view: Snapshot, due_s: float) -> Decision:
     reason = np.full(n, np.int64(Reason.WAITS_FOR_ROUND))
     pool = np.maximum(view.pool, 0)
     return Decision.of(view, view.workers, reason, due_s - view.now_s, pool=pool, memory=due_s, wake_s=due_s)
-
-
-def _fits(view: Snapshot) -> bool:
-    runs = view.workers > 0
-    used = np.bincount(
-        view.pool[runs],
-        weights=(view.workers * view.width + view.fixed_milli)[runs],
-        minlength=len(view.pools),
-    )
-    return bool((used <= view.capacity).all())

@@ -24,15 +24,8 @@ _JOB_COLUMNS = (
 def only(view: Snapshot, keep: BoolArray, capacity: IntArray | None = None) -> Snapshot:
     """The snapshot of some of the jobs, optionally with other capacity."""
     columns = {name: getattr(view, name)[keep] for name in _JOB_COLUMNS}
-    return msgspec.structs.replace(view, capacity=view.capacity if capacity is None else capacity, **columns)
-
-
-def _say_who_is_in_the_way(view: Snapshot, free: IntArray, reason: IntArray, detail: FloatArray) -> None:
-    """A job too large for what services leave is not too large for the cluster: it gives way to them."""
-    need = view.min_workers * view.width + view.fixed_milli
-    yields = (reason == Reason.TOO_LARGE) & (need <= view.total_milli)
-    reason[yields] = Reason.YIELDS_TO_SERVICE
-    detail[yields] = (view.total_milli - int(free.sum())) / GPU, 0.0
+    step = None if view.step is None else view.step[keep]
+    return msgspec.structs.replace(view, capacity=view.capacity if capacity is None else capacity, step=step, **columns)
 
 
 def first(view: Snapshot, train: Callable[[Snapshot], Decision]) -> Decision:
@@ -44,13 +37,13 @@ def first(view: Snapshot, train: Callable[[Snapshot], Decision]) -> Decision:
     for j in np.lexsort((view.job, -view.priority)).tolist():
         if view.is_service[j]:
             wish = int(np.clip(view.wanted[j], view.min_workers[j], view.max_workers[j]))
-            old = int(view.pool[j])
-            pool[j] = old if old >= 0 and wish * view.width[j] <= free[old] else int(np.argmax(free))
-            got = min(wish, (int(free[pool[j]]) - int(view.fixed_milli[j])) // max(int(view.width[j]), 1))
-            workers[j] = got if got >= view.min_workers[j] else 0
-            free[pool[j]] -= workers[j] * view.width[j] + (view.fixed_milli[j] if workers[j] else 0)
-            reason[j] = Reason.SERVICE_LOAD if workers[j] else Reason.NO_ROOM
-            detail[j] = wish, free[pool[j]] / 1000
+            workers[j], pool[j] = _replicas(view, j, wish, free)
+            if workers[j]:
+                free[pool[j]] -= workers[j] * view.width[j] + view.fixed_milli[j]
+                reason[j], detail[j, 0] = Reason.SERVICE_LOAD, wish
+            else:
+                least = view.min_workers[j] * view.width[j] + view.fixed_milli[j]
+                reason[j], detail[j] = Reason.NO_ROOM, (least / GPU, free[pool[j]] / GPU)
     training = ~view.is_service
     rest = train(only(view, training, free))
     workers[training], pool[training] = rest.workers, rest.pool
@@ -60,8 +53,23 @@ def first(view: Snapshot, train: Callable[[Snapshot], Decision]) -> Decision:
     if rest.rejected is not None:
         rejected = np.zeros(n, np.bool_)
         rejected[training] = rest.rejected
-    nodes = None
     return Decision(
         workers=workers, pool=pool, reason=reason, detail=detail, memory=rest.memory, wake_s=rest.wake_s,
-        rejected=rejected, nodes=nodes,
+        rejected=rejected,
     )  # fmt: skip
+
+
+def _replicas(view: Snapshot, j: int, wish: int, free: IntArray) -> tuple[int, int]:
+    """Workers of a service, and its pool: where it is if all it wants fits there, otherwise the roomiest."""
+    old, width, fixed = int(view.pool[j]), int(view.width[j]), int(view.fixed_milli[j])
+    pool = old if old >= 0 and wish * width + fixed <= free[old] else int(np.argmax(free))
+    got = min(wish, (int(free[pool]) - fixed) // max(width, 1))
+    return (got if got >= view.min_workers[j] else 0), pool
+
+
+def _say_who_is_in_the_way(view: Snapshot, free: IntArray, reason: IntArray, detail: FloatArray) -> None:
+    """A job too large for what services leave is not too large for the cluster: it gives way to them."""
+    need = view.min_workers * view.width + view.fixed_milli
+    yields = (reason == Reason.TOO_LARGE) & (need <= view.total_milli)
+    reason[yields] = Reason.YIELDS_TO_SERVICE
+    detail[yields] = (view.total_milli - int(free.sum())) / GPU, 0.0

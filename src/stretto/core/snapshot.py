@@ -105,6 +105,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Workers asked for: what rigid policies give."""
     min_workers: IntArray
     max_workers: IntArray
+    step: IntArray | None = None
+    """Sizes go up from the minimum by so many workers; 0: the minimum and powers of two. None: every size is possible.
+    Policies need not look: see `core.steps`."""
     width: IntArray
     """Milli-GPU per worker."""
     fixed_milli: IntArray
@@ -166,6 +169,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         """Milli-GPU that each job takes at its requested size."""
         need: IntArray = self.asked * self.width + self.fixed_milli
         return need
+
+    def used_milli(self, workers: IntArray, pool: IntArray) -> IntArray:
+        """Milli-GPU per pool that these workers of all jobs take there."""
+        runs = workers > 0
+        need = (workers * self.width + self.fixed_milli)[runs]
+        return np.bincount(pool[runs], need, len(self.pools)).astype(np.int64)
 
     def rate(self, workers: IntArray, pool: int = 0) -> FloatArray:
         """Steps per second of every job on that many workers of one pool."""

@@ -17,9 +17,11 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, TypeAlias
 
-from stretto.core.snapshot import Snapshot
-from stretto.sim.engine import Engine
+from stretto.core.snapshot import History, Snapshot
+from stretto.sim.active import Active
 from stretto.sim.listrun import Run, World
+from stretto.sim.machines import Machines
+from stretto.sim.views import Views
 
 Entry: TypeAlias = tuple[Any, int, int]
 """Key, place among equal keys, job: jobs go in the order of their entries."""
@@ -272,7 +274,8 @@ class Partitioned(Heads):
 
 def _everyone(world: World) -> Snapshot:
     """All jobs of the trace in one snapshot, as if none had started."""
-    engine = Engine(world.trace, world.pools, world.nodes, world.policy, world.settings)
-    engine.now = float(world.trace.submit_s[-1])
-    engine._admit_arrivals()
-    return engine.snapshot()
+    now_s = float(world.trace.submit_s[-1])
+    jobs = Active(world.trace, world.settings, nodes=0)
+    jobs.admit(now_s)
+    machines = Machines(world.pools, world.nodes, failures=())
+    return Views(world.trace, world.settings).snapshot(now_s, jobs, machines, History())

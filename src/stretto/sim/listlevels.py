@@ -55,10 +55,6 @@ class Served(Run):
         at_s = self.levels.promotion_s(self.now_s, self.level[j], self.ran_s[j], self.waited_s[j])
         self._foresee(self.promotions, at_s, j)
 
-    def leave(self, j: int) -> None:
-        self.stamp[j] += 1
-        super().leave(j)
-
     def ran_now(self, j: int) -> float:
         """How long a running job has run since its last promotion."""
         return self.ran_s[j] + self.now_s - self.changed_s[j]
@@ -134,6 +130,10 @@ class LevelHeads(Served, Partitioned):
 
     def arrive(self, j: int) -> None:
         self.wait(j, self._at_tail(j))
+
+    def leave(self, j: int) -> None:
+        self.stamp[j] += 1
+        super().leave(j)
 
     def decide(self) -> None:
         for j in self.change_queues():

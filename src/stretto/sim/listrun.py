@@ -12,29 +12,31 @@ next decision is found is left to subclasses:
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from heapq import heappop, heappush
 
 import msgspec
 import numpy as np
 
 from stretto.core.listing import ListRule
-from stretto.core.policy import Policy, fail
+from stretto.core.policy import Policy
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, Nodes
 from stretto.sim import cluster as clusters
-from stretto.sim.engine import _IDLE_TURNS, Progress
 from stretto.sim.trace import Trace
+from stretto.sim.turns import IDLE_TURNS, REPORT_EVERY, Progress, stuck
 from stretto.sim.world import Change, Result, Settings
 
 
 def applies(trace: Trace, pools: tuple[str, ...], policy: Policy, settings: Settings) -> bool:
     """Whether the policy is a list, and this world simple enough: counted GPUs of one type, nothing breaks."""
     rule = policy.rule
-    if rule is None or settings.slot_s or settings.gap_s or (rule.preempts and rule.admission == "stop"):
+    if rule is None or (rule.preempts and rule.admission == "stop"):
         return False
     if rule.levels is not None and not rule.levels.running_first:
         return False
-    if rule.falls != "never" and (settings.lengths != "known" or settings.estimate_sd):
+    told = settings.lengths == "known" and settings.curves == "true" and not settings.estimate_sd
+    if rule.falls != "never" and not told:
         return False
     if settings.slot_s or settings.gap_s or settings.placement or settings.failures:
         return False
@@ -71,7 +73,7 @@ class World(msgspec.Struct, frozen=True):
     progress: Progress | None
 
 
-class Run:
+class Run(ABC):
     """The state of one run; columns are lists with an entry per job of the trace."""
 
     def __init__(self, world: World) -> None:
@@ -126,7 +128,7 @@ class Run:
                 self.arrived += 1
             if touched or now_s >= self.wake_s:
                 self._turn()
-            if self.world.progress is not None and self.events % 512 == 0:
+            if self.world.progress is not None and self.events % REPORT_EVERY == 0:
                 self.world.progress(self.ended, n)
         return self._result()
 
@@ -140,8 +142,9 @@ class Run:
         if self.arrived < len(self.submit_s) and self.submit_s[self.arrived] < moment:
             moment = self.submit_s[self.arrived]
         self.idle = self.idle + 1 if moment == self.wake_s else 0
-        if moment == math.inf or self.idle > _IDLE_TURNS:
-            raise fail(self.world.policy.name, "leaves jobs waiting for ever: nothing runs and nothing will happen")
+        if moment == math.inf or self.idle > IDLE_TURNS:
+            first = next(j for j in range(self.arrived) if math.isnan(self.finish_s[j]))
+            raise stuck(self.world.policy.name, self.world.trace.ids[first])
         return max(moment, self.now_s)
 
     def _turn(self) -> None:
@@ -156,17 +159,17 @@ class Run:
 
     # What subclasses add.
 
+    @abstractmethod
     def arrive(self, j: int) -> None:
         """A job was submitted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave(self, j: int) -> None:
         """A running job has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decide(self) -> None:
         """Start and stop what the rule says for this moment, and set `wake_s`."""
-        raise NotImplementedError
 
     # What happens to a job.
 

@@ -107,7 +107,8 @@ def _happened(said: list[tuple[Cause, float]], changes: list[Change]) -> list[Ca
         if workers == cause.workers:
             causes.append(msgspec.structs.replace(cause, nodes=nodes))
         else:
-            causes.append(Cause(cause.at_s, workers, int(Reason.FRAGMENTED), cause.workers, free, nodes))
+            reason, first, second = reasons.fragmented(cause.workers, workers, free)
+            causes.append(Cause(cause.at_s, workers, int(reason), first, second, nodes))
     causes.sort(key=lambda cause: cause.at_s)
     return [each for each, last in zip(causes, [None, *causes], strict=False) if last is None or _news(each, last)]
 

@@ -8,6 +8,7 @@ is 1 step/s from `requested` workers on, 0 below.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -28,6 +29,16 @@ class Load(msgspec.Struct, frozen=True):
 
     at_s: FloatArray
     wanted: IntArray
+
+    def wanted_at(self, now_s: float) -> int:
+        """Replicas wanted at this moment."""
+        i = int(np.searchsorted(self.at_s, now_s, side="right"))
+        return int(self.wanted[i - 1]) if i else 0
+
+    def next_s(self, now_s: float) -> float:
+        """When it next changes; inf if it does not."""
+        i = int(np.searchsorted(self.at_s, now_s, side="right"))
+        return float(self.at_s[i]) if i < len(self.at_s) else math.inf
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +62,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[str, ...]
     width: IntArray
     demand: IntArray
+    step: IntArray | None = None
+    """Steps between a job's sizes, as in the snapshot; None: every size is possible."""
     phases: tuple[tuple[FloatArray, IntArray], ...] = ()
     """Per job, where its speed changes with progress: (work, curve) of each phase; empty: one phase."""
     spread_rates: FloatArray | None = None
@@ -135,6 +148,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         classes: Sequence[str] | None = None,
         width_milli: Sequence[int] | None = None,
         demand: Sequence[tuple[int, int, int]] | None = None,
+        step: Sequence[int] | None = None,
         phases: Sequence[tuple[FloatArray, IntArray]] = (),
         spread_rates: FloatArray | None = None,
         services: Sequence[Load | None] = (),
@@ -193,6 +207,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             classes=names,
             width=(np.full(n, GPU) if width_milli is None else np.asarray(width_milli, np.int64))[order],
             demand=(np.zeros((n, 3), np.int64) if demand is None else np.asarray(demand, np.int64))[order],
+            step=None if step is None else np.asarray(step, np.int64)[order],
             phases=tuple(phases[i] for i in spots) if phases else (),
             spread_rates=spread_rates,
             services=tuple(services[i] for i in spots) if services else (),

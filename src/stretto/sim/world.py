@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -24,10 +24,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds without progress at every start from zero."""
     resize_s: float = 0.0
     """Seconds without progress at every change of size or place."""
-    lengths: Literal["known", "unknown"] = "known"
-    """Whether policies are told how much work is left."""
+    lengths: Literal["known", "estimated", "unknown"] = "known"
+    """Whether policies are told how much work is left, the truth or what finished jobs suggest."""
     estimate_sd: float = 0.0
-    """Log-normal error of the lengths that policies are told; one factor per job, by seed."""
+    """Log-normal error of known lengths, as policies are told them; one factor per job, by seed."""
+    curves: Literal["true", "learned"] = "true"
+    """Whether policies see the speed-up of a job as it is, or as far as it was observed."""
+    observe_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    """Learned curves: seconds at one size that make one measurement of its speed."""
+    observe_sd: float = 0.0
+    """Learned curves: log-normal error of one measurement, by seed."""
     slot_s: float = 0.0
     """Policies are asked at multiples of this time only; 0: whenever something happens."""
     gap_s: float = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
@@ -29,67 +29,65 @@ MOST_MIB = 2**30
 MOST_CPU_MILLI = 10**7
 MOST_GPUS = 1024
 MOST_SECONDS = 10 * 366 * 86400.0
+_SHORTEST_S = math.nextafter(0.0, 1.0)
+"""Anything above 0."""
+
+_N = TypeVar("_N", int, float)
 
 
 def mib(value: Any) -> int:
     """Memory in MiB, rounded up."""
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(
-            f"{_quoted(value)} is not an amount of memory; write a number with its unit, such as 512Mi or 4Gi"
-        )
+        raise _no(value, "an amount of memory; write a number with its unit, such as 512Mi or 4Gi")
     size = math.ceil(float(match[1]) * _BYTES[match[2]] / _MIB)
-    if not 1 <= size <= MOST_MIB:
-        raise ValueError(f"{_quoted(value)} is out of range; memory goes from 1Mi to 1024Ti")
-    return size
+    return _within(value, size, 1, MOST_MIB, "memory goes from 1Mi to 1024Ti")
 
 
 def cpu_milli(value: Any) -> int:
     """CPU in thousandths of a core."""
-    milli = _milli(value)
-    if milli is None:
-        raise ValueError(f"{_quoted(value)} is not a number of CPU cores; write a number, such as 2, 0.5 or 500m")
-    if not 1 <= milli <= MOST_CPU_MILLI:
-        raise ValueError(f"{_quoted(value)} is out of range; cpu goes from 1m to 10000 cores")
-    return milli
+    milli = _milli(value, "a number of CPU cores; write a number, such as 2, 0.5 or 500m")
+    return _within(value, milli, 1, MOST_CPU_MILLI, "cpu goes from 1m to 10000 cores")
 
 
 def gpu_milli(value: Any) -> int:
     """GPUs in thousandths: a share of one below 1, whole GPUs from there on."""
-    milli = _milli(value)
-    if milli is None:
-        raise ValueError(f"{_quoted(value)} is not a number of GPUs; write a whole number, or a share such as 0.25")
+    milli = _milli(value, "a number of GPUs; write a whole number, or a share such as 0.25")
     if milli > 1000 and milli % 1000:
         raise ValueError(
             f"{_quoted(value)} GPUs cannot be given; a share is below 1, more than one GPU is a whole number"
         )
-    if not 0 <= milli <= MOST_GPUS * 1000:
-        raise ValueError(f"{_quoted(value)} is out of range; gpu goes from 0 to {MOST_GPUS}")
-    return milli
+    return _within(value, milli, 0, MOST_GPUS * 1000, f"gpu goes from 0 to {MOST_GPUS}")
 
 
 def seconds(value: Any) -> float:
     """A length of time in seconds."""
     total = _seconds(value)
     if total is None:
-        raise ValueError(
-            f"{_quoted(value)} is not a length of time; write it with its unit, such as 30s, 5m, 4h or 1h30m"
-        )
-    if not 0 < total <= MOST_SECONDS:
-        raise ValueError(f"{_quoted(value)} is out of range; give a time above 0 and up to 10 years")
-    return total
+        raise _no(value, "a length of time; write it with its unit, such as 30s, 5m, 4h or 1h30m")
+    return _within(value, total, _SHORTEST_S, MOST_SECONDS, "give a time above 0 and up to 10 years")
 
 
-def _milli(value: Any) -> int | None:
-    """Thousandths of a number or of a text like `0.5` or `500m`; None when it is neither."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
+def _no(value: Any, what: str) -> ValueError:
+    return ValueError(f"{_quoted(value)} is not {what}")
+
+
+def _within(value: Any, number: _N, least: float, most: float, rule: str) -> _N:
+    if not least <= number <= most:
+        raise ValueError(f"{_quoted(value)} is out of range; {rule}")
+    return number
+
+
+def _milli(value: Any, what: str) -> int:
+    """Thousandths of a number or of a text like `0.5` or `500m`; below 0 when no number of them is in range."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value) or not 0 <= value <= 10**9:
             return -1
         return _at_least_one(value * 1000)
     match = _MILLI.fullmatch(value.strip()) if isinstance(value, str) else None
-    return _at_least_one(float(match[1]) * (1 if match[2] else 1000)) if match else None
+    if match is None:
+        raise _no(value, what)
+    return _at_least_one(float(match[1]) * (1 if match[2] else 1000))
 
 
 def _at_least_one(milli: float) -> int:

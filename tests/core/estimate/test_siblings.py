@@ -108,7 +108,7 @@ def by_definition(view: Snapshot, attained: FloatArray, j: int) -> tuple[float, 
     before = [row for row in past if row[0] == mine[0] and row[1] < mine[1]][-6:]
     after = [row for row in past if row[0] == mine[0] and row[1] >= mine[1]][:6]
     sample = [(size, 1 / (1 + abs(s - view.submit_s[j]) / 60)) for _, _, s, size in before + after]
-    close = [size for _, _, s, size in before + after if abs(s - view.submit_s[j]) < 30 and size > 0.9 * proven]
+    close = [size for _, _, s, size in before + after if abs(s - view.submit_s[j]) < 30 and size > 0.9 * attained[j]]
     own = sorted(size for klass, _, _, size in past if klass == mine[0])
     usual = own if len(own) >= 3 else sorted(size for *_, size in past)
     quantiles = [usual[int((k + 0.5) / 12 * len(usual))] for k in range(12)]
@@ -120,7 +120,9 @@ def by_definition(view: Snapshot, attained: FloatArray, j: int) -> tuple[float, 
         spent = sum(weight * (min(size, limit) - float(attained[j])) for size, weight in sample)
         ends = sum(weight for size, weight in sample if size <= limit)
         left = min(left, spent / ends)
-    return left, max(proven, 0.9 * min(close)) if close else proven
+    if not close:
+        return left, proven
+    return left, max(float(attained[j]), min(0.9, min(close) / max(close)) * min(close))
 
 
 def _columns(history: History) -> tuple[np.ndarray, ...]:

@@ -33,8 +33,10 @@ _MODEL_SD = 0.02
 _FIRST_STEP_S = 1.0
 """A step of a job of which nothing at all is known."""
 _LONGEST_S = 1e9
-_SUBSETS = [[1], [0, 1], [1, 2], [0, 2], [0], [0, 1, 2]]
-"""Which of serial, parallel and sync are not zero; sync alone would make one worker infinitely fast."""
+_HAIR = 1e-12
+_SUBSETS = np.array([[0, 1, 0], [1, 1, 0], [0, 1, 1], [1, 0, 1], [1, 0, 0], [1, 1, 1]], np.float64)
+"""Which of serial, parallel and sync are not zero, simple ones first; sync alone would make one worker infinitely
+fast."""
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -97,9 +99,10 @@ def step_s(curve: Curve, workers: FloatArray, prior: Curve | None = None) -> Flo
     if not seen.workers:
         linear: FloatArray = _FIRST_STEP_S / workers
         return linear
-    model = fit(curve, prior)
-    sizes, times = np.array(seen.workers, np.float64), np.exp(seen.mean)
-    believed = np.array(seen.count) / (np.array(seen.count) + 1)
+    sizes, times, weights = _evidence(curve, prior)
+    model = _fit(sizes, times, weights)
+    # One observation is worth as much as the formula; many that agree are worth all of it.
+    believed = weights**2 / (weights**2 + (_noise(seen) / _NOISE) ** 2)
     off = np.log(times / model.step_s(sizes)) * believed
     expected: FloatArray = model.step_s(workers) * np.exp(np.interp(np.log(workers), np.log(sizes), off))
     return expected
@@ -107,17 +110,7 @@ def step_s(curve: Curve, workers: FloatArray, prior: Curve | None = None) -> Flo
 
 def fit(curve: Curve, prior: Curve | None = None) -> Model:
     """The formula that explains what was seen best."""
-    sizes, times, weights = _evidence(curve, prior)
-    if not len(sizes):
-        return Model(0.0, _FIRST_STEP_S, 0.0)
-    features = np.column_stack((np.ones(len(sizes)), 1 / sizes, sizes - 1))
-    usual = float(np.exp(np.mean(np.log(times))))
-    widest = float(sizes.max())
-    pull = np.array([[_PULL / usual, 0.0, 0.0], [0.0, 0.0, _PULL * widest / usual]])
-    rows = np.concatenate((features / times[:, None] * weights[:, None], pull))
-    target = np.concatenate((weights, np.zeros(2)))
-    best = _least_squares(rows, target)
-    return Model(*best.tolist())
+    return _fit(*_evidence(curve, prior))
 
 
 def sd_log(curve: Curve, workers: int, prior: Curve | None = None) -> float:
@@ -146,7 +139,10 @@ def _with(curve: Curve, workers: int, count: float, mean: float, squares: float)
 
 
 def _evidence(curve: Curve, prior: Curve | None) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Sizes, step times and weights of the job's own observations and of its class, scaled to the job's speed."""
+    """Sizes (ascending), step times and weights of what was seen of the job, and where it was not, of its class.
+
+    The class is scaled to the job's speed.
+    """
     sizes, times = np.array(curve.workers, np.float64), np.exp(np.array(curve.mean, np.float64))
     weights = np.sqrt(np.array(curve.count, np.float64))
     if prior is None or not prior.workers:
@@ -156,21 +152,36 @@ def _evidence(curve: Curve, prior: Curve | None) -> tuple[FloatArray, FloatArray
         at_ours = step_s(prior, sizes)
         theirs = theirs * math.exp(float(np.average(np.log(times / at_ours), weights=weights**2)))
     trust = np.sqrt(np.minimum(np.array(prior.count), _PRIOR_WEIGHT))
-    return np.concatenate((sizes, others)), np.concatenate((times, theirs)), np.concatenate((weights, trust))
+    new = ~np.isin(others, sizes)
+    sizes, times = np.concatenate((sizes, others[new])), np.concatenate((times, theirs[new]))
+    order = np.argsort(sizes)
+    return sizes[order], times[order], np.concatenate((weights, trust[new]))[order]
+
+
+def _fit(sizes: FloatArray, times: FloatArray, weights: FloatArray) -> Model:
+    if not len(sizes):
+        return Model(0.0, _FIRST_STEP_S, 0.0)
+    features = np.column_stack((np.ones(len(sizes)), 1 / sizes, sizes - 1))
+    usual = float(np.exp(np.mean(np.log(times))))
+    widest = float(sizes.max())
+    pull = np.array([[_PULL / usual, 0.0, 0.0], [0.0, 0.0, _PULL * widest / usual]])
+    rows = np.concatenate((features / times[:, None] * weights[:, None], pull))
+    target = np.concatenate((weights, np.zeros(2)))
+    best = _least_squares(rows, target)
+    return Model(*best.tolist())
 
 
 def _least_squares(rows: FloatArray, target: FloatArray) -> FloatArray:
     """Least squares with three non-negative unknowns: the best of all choices of which are not zero."""
     scale = np.maximum(np.abs(rows).max(axis=0), 1e-300)
-    best, least = np.zeros(3), math.inf
-    for some in _SUBSETS:
-        answer = np.linalg.lstsq(rows[:, some] / scale[some], target, rcond=None)[0]
-        if (answer < 0).any() or answer[0] <= 0:
-            continue
-        error = float(((rows[:, some] / scale[some] @ answer - target) ** 2).sum())
-        if error < least - 1e-12:
-            best, least = np.zeros(3), error
-            best[some] = answer / scale[some]
+    rows = rows / scale
+    # A hair on the diagonal keeps columns that look the same apart.
+    squares = (rows.T @ rows + _HAIR * np.eye(3)) * _SUBSETS[:, :, None] * _SUBSETS[:, None, :]
+    absent = np.eye(3) * (1 - _SUBSETS)[:, None, :]
+    answers = np.linalg.solve(squares + absent, (_SUBSETS * (rows.T @ target))[:, :, None])[:, :, 0]
+    errors = ((rows @ answers.T - target[:, None]) ** 2).sum(axis=0)
+    errors[(answers < 0).any(axis=1) | (answers[:, :2].max(axis=1) <= 0)] = math.inf
+    best: FloatArray = answers[int(np.argmax(errors <= errors.min() + 1e-12))] / scale
     return best
 
 

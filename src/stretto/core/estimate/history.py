@@ -10,7 +10,8 @@ uncertainty. So one run gives a guess, a few give an order, and many give a good
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -22,6 +23,9 @@ from stretto.core.snapshot import FloatArray
 Features: TypeAlias = Mapping[str, float | str]
 """What is known of a run beforehand: numbers and names."""
 
+_Way: TypeAlias = Callable[[FloatArray, FloatArray, FloatArray], tuple[FloatArray, FloatArray]]
+"""From runs, their sizes and questions: how far off it would have been for each run, and the answers."""
+
 _MOST_RUNS = 200
 _UNKNOWN_SD = 1.5
 _SINGLE_SD = 0.7
@@ -29,6 +33,7 @@ _LEAST_SD = 0.05
 _RIDGE = 0.1
 _HUBER = 1.5
 _NEIGHBOURS = 3
+_MOST_NAMES = 8
 _BEYOND = 3.0
 """A prediction may leave the range of the sizes seen by so much of log(size) at most."""
 
@@ -71,27 +76,27 @@ def learn(history: ClassHistory, features: Features, size: float, curve: Curve |
 
 def length(history: ClassHistory, features: Features, default: float = 3600.0) -> Length:
     """How large a run with these features will be."""
+    return lengths(history, [features], default)[0]
+
+
+def lengths(history: ClassHistory, asked: Sequence[Features], default: float = 3600.0) -> list[Length]:
+    """The same for several runs at once: what the history teaches is worked out only once."""
     sizes = np.log([run.size for run in history.runs])
     if len(sizes) < 2:
-        guess = float(sizes[0]) if len(sizes) else math.log(default)
-        return Length(guess, _SINGLE_SD if len(sizes) else _UNKNOWN_SD, "one run" if len(sizes) else "nothing")
-    table, asked = _table([run.features for run in history.runs], features)
-    ways: list[tuple[str, Callable[[], tuple[FloatArray, float]]]] = [
-        ("median", lambda: _median(sizes)),
-        ("neighbours", lambda: _nearest(table, sizes, asked)),
-        ("regression", lambda: _regression(table, sizes, asked)),
-    ]
-    best = Length(float(np.median(sizes)), _UNKNOWN_SD, "median")
-    least = math.inf
+        known = Length(float(sizes[0]), _SINGLE_SD, "one run") if len(sizes) else None
+        return [known or Length(math.log(default), _UNKNOWN_SD, "nothing")] * len(asked)
+    table, rows = _table([run.features for run in history.runs], asked)
+    ways: list[tuple[str, _Way]] = [("median", _median), ("neighbours", _nearest), ("regression", _regression)]
+    least, best = math.inf, ("median", np.full(len(asked), np.median(sizes)))
     for basis, way in ways if table.shape[1] else ways[:1]:
-        errors, answer = way()
+        errors, answers = way(table, sizes, rows)
         # Of few runs the spread of the errors is itself uncertain.
         off = math.sqrt(float(np.mean(np.minimum(errors**2, 9.0))) * (1 + 2 / len(sizes)))
         if off < least:
-            least = off
-            inside = min(max(answer, float(sizes.min()) - _BEYOND), float(sizes.max()) + _BEYOND)
-            best = Length(inside, max(off, _LEAST_SD), basis)
-    return best
+            least, best = off, (basis, answers)
+    basis, answers = best
+    inside = np.clip(answers, sizes.min() - _BEYOND, sizes.max() + _BEYOND)
+    return [Length(mean, max(least, _LEAST_SD), basis) for mean in inside.tolist()]
 
 
 def _merge(known: Curve, new: Curve) -> Curve:
@@ -108,24 +113,32 @@ def _merge(known: Curve, new: Curve) -> Curve:
     return Curve(sizes, tuple(counts), tuple(means), tuple(spreads))
 
 
-def _table(runs: list[dict[str, float | str]], asked: Features) -> tuple[FloatArray, FloatArray]:
-    """Runs and the question as rows of numbers: logs of positive numbers, names as 0 or 1, all on one scale.
+def _table(runs: Sequence[Features], asked: Sequence[Features]) -> tuple[FloatArray, FloatArray]:
+    """Runs and questions as rows of numbers: logs of positive numbers, names as 0 or 1, all on one scale.
 
     Features that never vary, or that are not given everywhere, say nothing.
     """
     columns: list[FloatArray] = []
-    for name in sorted(set(asked).intersection(*runs)):
-        values = [run[name] for run in (*runs, asked)]
+    for name in sorted(set.intersection(*(set(one) for one in (*runs, *asked)))):
+        values = [one[name] for one in (*runs, *asked)]
         if all(_is_number(value) for value in values):
             columns.append(_numbers([float(value) for value in values]))
         else:
-            texts = [str(value) for value in values]
-            columns += [np.array([float(text == one) for text in texts]) for one in sorted(set(texts[:-1]))[1:]]
-    rows = np.column_stack(columns) if columns else np.empty((len(runs) + 1, 0))
-    spread = rows[:-1].std(axis=0)
+            columns += _names([str(value) for value in values], len(runs))
+    rows = np.column_stack(columns) if columns else np.empty((len(runs) + len(asked), 0))
+    known = rows[: len(runs)]
+    spread = known.std(axis=0)
     varies = spread > 1e-9
-    rows = (rows[:, varies] - rows[:-1, varies].mean(axis=0)) / spread[varies]
-    return rows[:-1], rows[-1]
+    rows = (rows[:, varies] - known[:, varies].mean(axis=0)) / spread[varies]
+    return rows[: len(runs)], rows[len(runs) :]
+
+
+def _names(texts: list[str], runs: int) -> list[FloatArray]:
+    """A column for each of the names that occur most among the runs; the others are all alike."""
+    ranked = sorted(Counter(texts[:runs]).items(), key=lambda item: (-item[1], item[0]))
+    return [
+        np.array([float(text == name) for text in texts]) for name, _ in ranked[: min(_MOST_NAMES, len(ranked) - 1)]
+    ]
 
 
 def _is_number(value: float | str) -> bool:
@@ -137,23 +150,30 @@ def _numbers(values: list[float]) -> FloatArray:
     return np.log(column) if (column > 0).all() else column
 
 
-def _median(sizes: FloatArray) -> tuple[FloatArray, float]:
-    others = np.array([np.median(np.delete(sizes, i)) for i in range(len(sizes))])
-    return sizes - others, float(np.median(sizes))
+def _median(table: FloatArray, sizes: FloatArray, asked: FloatArray) -> tuple[FloatArray, FloatArray]:
+    n = len(sizes)
+    others = np.broadcast_to(sizes, (n, n))[~np.eye(n, dtype=np.bool_)].reshape(n, n - 1)
+    return sizes - np.median(others, axis=1), np.full(len(asked), np.median(sizes))
 
 
-def _nearest(table: FloatArray, sizes: FloatArray, asked: FloatArray) -> tuple[FloatArray, float]:
-    def guess(rows: FloatArray, known: FloatArray, at: FloatArray) -> float:
-        apart = np.sqrt(((rows - at) ** 2).sum(axis=1))
-        near = np.argsort(apart, kind="stable")[:_NEIGHBOURS]
-        return float(np.average(known[near], weights=1 / (apart[near] + 0.1)))
+def _nearest(table: FloatArray, sizes: FloatArray, asked: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def guess(apart: FloatArray) -> FloatArray:
+        near = np.argsort(apart, axis=1, kind="stable")[:, :_NEIGHBOURS]
+        weight = 1 / (np.take_along_axis(apart, near, 1) + 0.1)
+        mean: FloatArray = (sizes[near] * weight).sum(axis=1) / weight.sum(axis=1)
+        return mean
 
-    every = range(len(sizes))
-    others = [guess(np.delete(table, i, 0), np.delete(sizes, i), table[i]) for i in every]
-    return sizes - np.array(others), guess(table, sizes, asked)
+    among = _apart(table, table)
+    np.fill_diagonal(among, np.inf)
+    return sizes - guess(among), guess(_apart(asked, table))
 
 
-def _regression(table: FloatArray, sizes: FloatArray, asked: FloatArray) -> tuple[FloatArray, float]:
+def _apart(some: FloatArray, others: FloatArray) -> FloatArray:
+    apart: FloatArray = np.sqrt(((some[:, None, :] - others[None, :, :]) ** 2).sum(axis=2))
+    return apart
+
+
+def _regression(table: FloatArray, sizes: FloatArray, asked: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Ridge regression that gives outliers less weight; errors are those of each run left out."""
     rows = np.column_stack((np.ones(len(sizes)), table))
     penalty = _RIDGE * np.diag([1e-6, *np.ones(table.shape[1])])
@@ -166,4 +186,4 @@ def _regression(table: FloatArray, sizes: FloatArray, asked: FloatArray) -> tupl
         weight = np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(errors), 1e-12))
     leverage = weight * np.einsum("ij,jk,ik->i", rows, inverse, rows)
     left_out = errors / np.maximum(1 - leverage, 0.05)
-    return left_out, float(np.concatenate(([1.0], asked)) @ slope)
+    return left_out, slope[0] + asked @ slope[1:]

@@ -8,7 +8,6 @@ about ten per cent either way, 1 about a factor of three.
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 import msgspec
 import numpy as np
@@ -20,6 +19,13 @@ from stretto.core.snapshot import FloatArray, Snapshot
 
 _POINTS = 64
 _LINDY_SD = 1.0
+_LOST = math.log(1e9)
+
+_Z = np.arange(-900, 901) / 100
+_RARE = -np.array(
+    [math.log1p(-math.erfc(-z / 2**0.5) / 2) if z < 0 else math.log(math.erfc(z / 2**0.5) / 2) for z in _Z]
+)
+"""-log of the chance that a standard normal is beyond `_Z`, rising."""
 
 _AT_LEAST_S = 60.0
 """A job of which nothing is known, not even a past, is taken to last so long."""
@@ -47,17 +53,24 @@ def remaining(total: float | Length, done: float, curve: Curve, workers: int, pr
 
 def left_of(total: Length, done: float) -> tuple[float, float]:
     """Mean, and standard deviation of the log, of what is left of a log-normal total that is larger than `done`."""
-    if done <= 0:
-        return math.exp(total.mean_log + total.sd_log**2 / 2), total.sd_log
-    normal = NormalDist(total.mean_log, max(total.sd_log, 1e-6))
-    passed = normal.cdf(math.log(done))
-    if passed > 1 - 1e-9:
-        # It has outlived everything that was expected: as long again, and little is sure.
-        return done, _LINDY_SD
-    shares = passed + (1 - passed) * (np.arange(_POINTS) + 0.5) / _POINTS
-    left = np.exp([normal.inv_cdf(min(float(share), 1 - 1e-12)) for share in shares]) - done
-    left = np.maximum(left, 1e-9 * done)
-    return float(left.mean()), float(np.log(left).std())
+    mean, sd = left_of_all(np.array([total.mean_log]), np.array([total.sd_log]), np.array([done]))
+    return float(mean[0]), float(sd[0])
+
+
+def left_of_all(mean_log: FloatArray, sd_log: FloatArray, done: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """`left_of` for many jobs at once: the means, and the standard deviations of the logs."""
+    fresh, past = done <= 0, np.where(done > 0, done, 1.0)
+    sd = np.maximum(sd_log, 1e-6)
+    outlived = np.interp((np.log(past) - mean_log) / sd, _Z, _RARE)
+    # Where it may end: points that share what is left of the distribution evenly.
+    points = np.interp(outlived[:, None] - np.log1p(-(np.arange(_POINTS) + 0.5) / _POINTS), _RARE, _Z)
+    with np.errstate(over="ignore"):
+        left = np.exp(mean_log[:, None] + sd[:, None] * points) - past[:, None]
+    left = np.maximum(left, 1e-9 * past[:, None])
+    # Who has outlived everything that was expected: as long again, and little is sure.
+    lost = outlived > _LOST
+    mean = np.where(fresh, np.exp(mean_log + sd_log**2 / 2), np.where(lost, done, left.mean(axis=1)))
+    return mean, np.where(fresh, sd_log, np.where(lost, _LINDY_SD, np.log(left).std(axis=1)))
 
 
 def expected_steps(view: Snapshot) -> FloatArray:

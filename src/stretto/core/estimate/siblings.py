@@ -3,7 +3,8 @@
 People submit sweeps: jobs of one class that were submitted together need nearly the same time (on the ITP traces,
 neighbours submitted within a minute of each other differ by 1 to 7 %). So the sample for a job is the few finished
 jobs of its class submitted nearest to it, weighted by closeness, then the class as a whole with a small weight, and a
-long tail with a tiny one. Siblings that still run tell something too: what they have attained, the job will need.
+long tail with a tiny one. Siblings that still run tell something too: what they have attained, the job will need,
+unless siblings that have ended say otherwise. Siblings that differ among themselves promise little.
 
 The answer is Gittins-like: the least expected time spent per completion, over all limits one could set.
 Sizes are in seconds on the minimum of workers.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from stretto.core.snapshot import FloatArray, IntArray, Snapshot
+from stretto.core.snapshot import BoolArray, FloatArray, IntArray, Snapshot
 
 _NEAR = 6
 _CLOSE_S = 60.0
@@ -50,15 +51,22 @@ def outlook(view: Snapshot, attained: FloatArray) -> Outlook:
     size = history.size_s[near]
     apart_s = np.abs(history.submit_s[near] - view.submit_s[:, None])
     weight = np.where(inside, 1 / (1 + apart_s / _CLOSE_S), 0.0)
-    sibling = inside & (apart_s < _SIBLING_S) & (size > _PILOT_SHARE * proven[:, None])
-    least = _PILOT_SHARE * np.where(sibling, size, np.inf).min(axis=1)
+    sibling = inside & (apart_s < _SIBLING_S) & (size > _PILOT_SHARE * attained[:, None])
     left = _gittins(*_with_class(view, size, weight, proven), attained, proven)
-    return Outlook(left, np.where(np.isfinite(least), np.maximum(proven, least), proven))
+    return Outlook(left, np.where(sibling.any(axis=1), np.maximum(attained, _least(size, sibling)), proven))
 
 
 def _key(klass: IntArray, job: IntArray) -> IntArray:
     key: IntArray = klass * np.int64(2**40) + job
     return key
+
+
+def _least(size: FloatArray, sibling: BoolArray) -> FloatArray:
+    """What the shortest sibling needed; less where siblings differ, as much as they do."""
+    shortest = np.where(sibling, size, np.inf).min(axis=1)
+    longest = np.where(sibling, size, -np.inf).max(axis=1)
+    trust = np.minimum(_PILOT_SHARE, shortest / np.maximum(longest, 1e-12))
+    return np.where(np.isfinite(shortest), trust * shortest, 0.0)
 
 
 def _by_pilots(view: Snapshot, attained: FloatArray) -> FloatArray:

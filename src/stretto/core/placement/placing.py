@@ -179,16 +179,19 @@ class Placing:
         return False
 
 
+def one_by_one(view: Snapshot, workers: IntArray, pool: IntArray, choose: Choose) -> IntArray:
+    """[job, node] workers, the jobs served in the order in which they came."""
+    placing = Placing(view, workers, pool)
+    order = np.argsort(view.job, kind="stable")
+    placing.settle(_asked(order, workers), choose)
+    return placing.matrix()
+
+
 def by_size(view: Snapshot, workers: IntArray, pool: IntArray) -> list[int]:
     """Jobs with the widest workers first, then those that ask for most of a node, then with the most workers."""
     demand = view.demand
     keys = (view.job, -workers, pool, -demand[:, 0], -demand[:, 1], -demand[:, 2], -view.width)
     return _asked(np.lexsort(keys), workers)
-
-
-def by_number(view: Snapshot, workers: IntArray, pool: IntArray) -> list[int]:
-    """Jobs in the order in which they came."""
-    return _asked(np.argsort(view.job, kind="stable"), workers)
 
 
 def _asked(order: IntArray, workers: IntArray) -> list[int]:

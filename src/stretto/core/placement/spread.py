@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from stretto.core.placement.placing import Picks, Placing, by_number
+from stretto.core.placement.placing import Picks, Placing, one_by_one
 from stretto.core.snapshot import IntArray, Snapshot
 
 
 def place(view: Snapshot, workers: IntArray, pool: IntArray) -> IntArray:
     """[job, node] workers, evenly spread."""
-    placing = Placing(view, workers, pool)
-    placing.settle(by_number(view, workers, pool), roomiest)
-    return placing.matrix()
+    return one_by_one(view, workers, pool, roomiest)
 
 
 def roomiest(placing: Placing, j: int, workers: int) -> Picks:

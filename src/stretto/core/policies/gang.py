@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from stretto.core.decision import Decision, Memory
-from stretto.core.listing import ListRule, decide
-from stretto.core.policy import Traits, policy
-from stretto.core.snapshot import Snapshot
+from stretto.core.listing import ListRule
+from stretto.core.policy import Traits, list_policy
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -16,16 +14,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first that does not fit, as in Kueue's StrictFIFO."""
 
 
-def rule(options: Options) -> ListRule:
-    return ListRule(admission="skip" if options.skip else "stop")
-
-
-@policy("gang", traits=Traits(preempts="never"), options=Options, rule=rule)
-def gang(view: Snapshot, memory: Memory, options: Options) -> Decision:
+@list_policy("gang", traits=Traits(preempts="never"), options=Options)
+def gang(options: Options) -> ListRule:
     """All requested workers of a job start together or none does; order of submission, never preempts or resizes.
 
     A gang that does not fit waits and holds nothing, so two half-started gangs cannot block each other. By default
     later gangs are tried (no reservation, so a wide one may starve): the order of `fit-first`. With `skip=false`
     it is that of `fifo`.
     """
-    return decide(rule(options), view, memory)
+    return ListRule(admission="skip" if options.skip else "stop")

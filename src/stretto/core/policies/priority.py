@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from stretto.core.decision import Decision, Memory
-from stretto.core.listing import ListRule, decide
-from stretto.core.policy import NoOptions, Traits, policy
-from stretto.core.snapshot import Snapshot
-
-RULE = ListRule(key=lambda view: -view.priority.astype(float), preempts=True, running_first=True)
+from stretto.core.listing import ListRule
+from stretto.core.policy import NoOptions, Traits, list_policy
 
 
-@policy(
-    "priority",
-    traits=Traits(preempts="higher", work_conserving=True, uses=frozenset({"priority"})),
-    rule=lambda options: RULE,
-)
-def priority(view: Snapshot, memory: Memory, options: NoOptions) -> Decision:
+@list_policy("priority", traits=Traits(preempts="higher", work_conserving=True, uses=frozenset({"priority"})))
+def priority(options: NoOptions) -> ListRule:
     """Higher priority first; a job stops running only for jobs of strictly higher priority.
 
     Among equals the running ones go first, then the earlier submitted; whatever fits runs, in that order.
     """
-    return decide(RULE, view)
+    return ListRule(key=lambda view: -view.priority.astype(float), preempts=True, running_first=True)

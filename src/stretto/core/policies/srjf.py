@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from stretto.core.decision import Decision, Memory
-from stretto.core.listing import ListRule, decide
-from stretto.core.policy import NoOptions, Traits, policy
-from stretto.core.snapshot import Snapshot
-
-RULE = ListRule(falls="time", preempts=True, size="min")
+from stretto.core.listing import ListRule
+from stretto.core.policy import NoOptions, Traits, list_policy
 
 
-@policy(
-    "srjf",
-    traits=Traits(preempts="higher", elastic=True, uses=frozenset({"length", "curve"})),
-    rule=lambda options: RULE,
-)
-def srjf(view: Snapshot, memory: Memory, options: NoOptions) -> Decision:
+@list_policy("srjf", traits=Traits(preempts="higher", elastic=True, uses=frozenset({"length", "curve"})))
+def srjf(options: NoOptions) -> ListRule:
     """Preemptive; key = seconds left on the job's minimum of workers; gives every job that fits exactly that.
 
     What is left over stays idle: `elastic-srjf` hands it out.
     """
-    return decide(RULE, view)
+    return ListRule(falls="time", preempts=True, size="min")

@@ -5,8 +5,9 @@ Resizing costs milliseconds, so it is done whenever it pays. One decision, in st
 1. **How long is left?** The known remaining work, or, for unknown lengths, what the jobs submitted around it needed
    (`estimate.siblings`). Everything is counted in seconds on the job's minimum of workers.
 2. **Who is falling behind?** A fair world, in which everybody always holds an equal share, is kept beside the real one
-   (`fairshare`). A job that could no longer end within `fairness` times its completion time there is *late*. This is
-   looked at when the next job might become late, not at every event.
+   (`fairshare`). A job that could no longer end within `fairness` times its completion time there is *late*, and stays
+   so until half of that slack is made up. Where speed-ups change as jobs go on and nobody has been there yet, half
+   of the slack is kept in reserve. This is looked at when the next job might become late, not at every event.
 3. **Start.** Minimums in order of priority; late jobs first; then the smallest area (time left × GPUs) first; whoever
    does not fit is skipped. A running job is only displaced if that pays for its restart.
 4. **Catch up.** Late jobs are raised to their fair share.
@@ -27,7 +28,9 @@ import numpy as np
 
 from stretto.core import fairshare, marginal
 from stretto.core.decision import Decision, Memory
+from stretto.core.estimate import course as courses
 from stretto.core.estimate import siblings
+from stretto.core.estimate.course import Course
 from stretto.core.fairshare import FairWorld
 from stretto.core.hull import Hulls, hulls
 from stretto.core.policy import Traits, policy
@@ -38,7 +41,7 @@ from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Snapshot
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p: float = 0.3
     """How far small jobs are preferred: 0 not at all, near 1 entirely."""
-    fairness: float = 1.2
+    fairness: float = 1.18
     """Completion time, as a multiple of that under equal sharing, at which a job goes first."""
     patience: float = 0.3
     """With unknown lengths a running job gives way only to one whose outlook is this much shorter."""
@@ -54,9 +57,9 @@ class _Recall(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered from decision to decision."""
 
     world: FairWorld
-    table: FloatArray
+    course: Course
     curves: Hulls
-    """Hulls of `table`: made again only when the snapshot brings another table."""
+    """Hulls of the course's table: made again only when the snapshot brings another table."""
     between_s: float
     """Typical time between two decisions."""
     at_s: float
@@ -65,6 +68,7 @@ class _Recall(msgspec.Struct, frozen=True, kw_only=True):
     look_s: float
     """When somebody might become late; what was seen at the last look follows."""
     job: IntArray
+    late: BoolArray
     behind: FloatArray
     share: FloatArray
 
@@ -111,14 +115,14 @@ def stretto(view: Snapshot, memory: Memory, options: Options) -> Decision:
     looks = jobs.unknown is not None or view.now_s >= recall.look_s
     if looks:
         recall = _look(view, jobs, least, recall, options)
-    late = _seen(view, recall, options)
+    late = _seen(view, recall)
     workers, left, free = _start(view, jobs, late, options)
     free = _catch_up(view, late, workers, free)
     last = _hand_out(view, jobs, workers, free, recall, options)
     if not looks and len(view) and view.job[-1] > recall.newest:
         recall = _expect(view, jobs, least, workers, recall, options)
     if looks:
-        world = fairshare.paced(recall.world, view, view.rate(workers) / jobs.unit)
+        world = fairshare.paced(recall.world, view, view.rate(workers))
         recall = msgspec.structs.replace(recall, world=world)
     return _explain(view, jobs, late, workers, left, last, recall, options)
 
@@ -128,14 +132,16 @@ def _recalled(view: Snapshot, memory: Memory) -> _Recall:
     if memory is None:
         none, empty = np.empty(0), np.empty(0, np.int64)
         return _Recall(
-            world=fairshare.empty(view.now_s), table=view.rates, curves=hulls(view.rates[0]), between_s=600.0,
-            at_s=view.now_s, newest=-1, look_s=view.now_s, job=empty, behind=none, share=none,
+            world=fairshare.empty(view), course=courses.empty(view), curves=hulls(view.rates[0]), between_s=600.0,
+            at_s=view.now_s, newest=-1, look_s=view.now_s, job=empty, late=np.empty(0, np.bool_), behind=none,
+            share=none,
         )  # fmt: skip
     recall: _Recall = memory
     passed = view.now_s - recall.at_s
     between = recall.between_s + 0.1 * (passed - recall.between_s) if passed > 0 else recall.between_s
-    curves = recall.curves if recall.table is view.rates else hulls(view.rates[0])
-    return msgspec.structs.replace(recall, table=view.rates, curves=curves, between_s=between, at_s=view.now_s)
+    curves = recall.curves if recall.course.table is view.rates else hulls(view.rates[0])
+    course = courses.watched(recall.course, view)
+    return msgspec.structs.replace(recall, course=course, curves=curves, between_s=between, at_s=view.now_s)
 
 
 def _judge(view: Snapshot) -> tuple[_Jobs, FloatArray]:
@@ -155,32 +161,48 @@ def _judge(view: Snapshot) -> tuple[_Jobs, FloatArray]:
 
 def _look(view: Snapshot, jobs: _Jobs, least: FloatArray, recall: _Recall, options: Options) -> _Recall:
     """Step 2: advance the fair world and find who is late, and when the next job might be."""
-    size = least if jobs.unknown is None else np.where(jobs.unknown, np.nan, least)
-    world = fairshare.advance(recall.world, view, jobs.done, size)
+    size = view.done + view.remaining
+    world = fairshare.advance(recall.world, view, recall.course, size)
     at = fairshare.positions(world, view)
-    share, speed, ended_s = world.share[at], world.speed[at], world.ended_s[at]
-    pace = np.maximum(1.0, view.rate(np.maximum(view.min_workers, share.astype(np.int64))) / jobs.unit)
-    rest_s = np.maximum(least - jobs.done, 0.0) / pace
-    # Where the fair world would be when the job ends, if it ran from now on, against where it should be.
-    ended = np.isfinite(ended_s)
-    allowed_s = np.where(ended, np.maximum(ended_s - view.submit_s, 1e-9), 1.0)
-    behind = np.where(
-        ended,
-        (view.now_s - view.submit_s + rest_s) / allowed_s,
-        (world.progress[at] + speed * rest_s) / np.maximum(least, 1e-9),
-    )
-    behind = np.where(world.progress[at] > 0, behind, 0.0)
-    grows = np.where(ended, 1 / allowed_s, speed / np.maximum(least, 1e-9))
-    soon = np.where(grows > 0, (options.fairness - behind) / np.maximum(grows, 1e-100), math.inf)
+    share = world.share[at]
+    age_s = view.now_s - view.submit_s
+    fair_s = np.maximum(fairshare.age_at(world, view, least * jobs.unit), 1.0)
+    rest_s = _rest_s(view, recall.course, np.maximum(view.min_workers, share), least * jobs.unit)
+    behind = np.where(world.progress[at] > 0, (age_s + rest_s) / fair_s, 0.0)
+    halfway = (1 + options.fairness) / 2
+    if recall.course.known:
+        behind = np.where(courses.unsure(recall.course, view.curve), behind * options.fairness / halfway, behind)
+    late = behind >= np.where(_held_as_late(view, recall), halfway, options.fairness)
+    behind = np.where(late, np.maximum(behind, options.fairness), behind)
+    soon = (options.fairness - behind) * fair_s
     # Something usually happens of itself after `between_s`: no need to be woken sooner.
     spacing_s = max(options.quantum_s, min(recall.between_s, _RECHECK * options.quantum_s))
     again_s = np.maximum(_RECHECK * options.quantum_s, _RECHECK_SHARE * least)
-    soon = np.where(behind >= options.fairness, again_s, np.maximum(soon, spacing_s))
+    soon = np.where(late, again_s, np.maximum(soon, spacing_s))
     look = view.now_s + float(soon.min(initial=math.inf))
     newest = int(view.job.max(initial=-1))
     return msgspec.structs.replace(
-        recall, world=world, newest=newest, look_s=look, job=view.job, behind=behind, share=share
+        recall, world=world, newest=newest, look_s=look, job=view.job, late=late, behind=behind, share=share
     )
+
+
+def _held_as_late(view: Snapshot, recall: _Recall) -> BoolArray:
+    """Jobs that run because they were late at the last look."""
+    if not len(recall.job):
+        return np.zeros(len(view), np.bool_)
+    at = np.minimum(np.searchsorted(recall.job, view.job), len(recall.job) - 1)
+    held: BoolArray = (recall.job[at] == view.job) & recall.late[at] & (view.workers > 0)
+    return held
+
+
+def _rest_s(view: Snapshot, course: Course, workers: FloatArray, size: FloatArray) -> FloatArray:
+    """Seconds to a size in steps on that many workers."""
+
+    def speed(row: IntArray) -> FloatArray:
+        return fairshare.speed_on(view.rates, row, workers, view.min_workers) / np.maximum(size, 1e-12)
+
+    done = np.clip(view.done / np.maximum(size, 1e-12), 0.0, 1.0)
+    return courses.walk(course, view.curve, done, speed, math.inf)[0]
 
 
 def _expect(
@@ -194,12 +216,11 @@ def _expect(
     return msgspec.structs.replace(recall, newest=int(view.job[-1]), look_s=look)
 
 
-def _seen(view: Snapshot, recall: _Recall, options: Options) -> _Late | None:
+def _seen(view: Snapshot, recall: _Recall) -> _Late | None:
     """Who was late at the last look and is still here; None if nobody is."""
-    marked = recall.behind >= options.fairness
-    if not marked.any():
+    if not recall.late.any():
         return None
-    job, behind, share = recall.job[marked], recall.behind[marked], recall.share[marked]
+    job, behind, share = recall.job[recall.late], recall.behind[recall.late], recall.share[recall.late]
     at = np.minimum(np.searchsorted(job, view.job), len(job) - 1)
     late = job[at] == view.job
     if not late.any():

@@ -7,11 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from stretto.core.decision import Decision, Memory
 from stretto.core.levels import Levels
-from stretto.core.listing import ListRule, decide
-from stretto.core.policy import Traits, policy
-from stretto.core.snapshot import Snapshot
+from stretto.core.listing import ListRule
+from stretto.core.policy import Traits, list_policy
 from stretto.errors import UsageError
 
 
@@ -39,8 +37,15 @@ def limits(queues: tuple[float, ...], original: bool) -> tuple[float, ...]:
     return queues or ((3250.0, 7200.0) if original else (3600.0,))
 
 
+@list_policy("tiresias", traits=Traits(preempts="higher", work_conserving=True), options=Options)
 @cache
-def rule(options: Options) -> ListRule:
+def tiresias(options: Options) -> ListRule:
+    """Preemptive; the less service a job has attained, the earlier its queue; first come, first served inside.
+
+    A job enters the first queue; when its GPUs x time reach the queue's limit it goes to the tail of the next.
+    Queues are walked in turn, in each the running jobs before the waiting ones, and what fits runs.
+    Needs no lengths. With `promote`, waiting leads back to the first queue (the paper's PROMOTEKNOB).
+    """
     if options.promote < 0:
         raise UsageError(f"promote is {options.promote:g}", hint="give a factor above 0, or 0 for never")
     return ListRule(
@@ -53,19 +58,3 @@ def rule(options: Options) -> ListRule:
             original=options.original,
         ),
     )
-
-
-@policy(
-    "tiresias",
-    traits=Traits(preempts="higher", work_conserving=True),
-    options=Options,
-    rule=rule,
-)
-def tiresias(view: Snapshot, memory: Memory, options: Options) -> Decision:
-    """Preemptive; the less service a job has attained, the earlier its queue; first come, first served inside.
-
-    A job enters the first queue; when its GPUs x time reach the queue's limit it goes to the tail of the next.
-    Queues are walked in turn, in each the running jobs before the waiting ones, and what fits runs.
-    Needs no lengths. With `promote`, waiting leads back to the first queue (the paper's PROMOTEKNOB).
-    """
-    return decide(rule(options), view, memory)

@@ -11,13 +11,11 @@ from itertools import accumulate
 
 import msgspec
 
-from stretto.core.decision import Decision, Memory
 from stretto.core.levels import Levels
-from stretto.core.listing import ListRule, decide
+from stretto.core.listing import ListRule
 from stretto.core.policies._gittins_sample import GPU_S
 from stretto.core.policies.tiresias import limits
-from stretto.core.policy import Traits, policy
-from stretto.core.snapshot import Snapshot
+from stretto.core.policy import Traits, list_policy
 from stretto.errors import UsageError
 
 
@@ -35,8 +33,15 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Do exactly as the authors' simulator does, so that its results can be reproduced to the digit."""
 
 
+@list_policy("tiresias-gittins", traits=Traits(preempts="higher", work_conserving=True), options=Options)
 @cache
-def rule(options: Options) -> ListRule:
+def tiresias_gittins(options: Options) -> ListRule:
+    """Preemptive; the queues of `tiresias`, but inside a queue the larger Gittins index goes first.
+
+    The index of a job that has attained a is P(ends within the next D) / E(service it takes of these D), over the
+    sample's jobs larger than a; 0 beyond the largest. D is the `quantum`. Ties go to the earlier submitted.
+    Indices are looked up whenever something happens, not in between.
+    """
     if options.promote < 0 or options.quantum < 0 or any(not size > 0 for size in options.sample):
         raise UsageError("promote, quantum and sample must not be negative", hint="leave them out for the defaults")
     sample = tuple(sorted(options.sample)) or GPU_S
@@ -50,22 +55,6 @@ def rule(options: Options) -> ListRule:
         preempts=True,
         levels=Levels(limits=ends, promote=options.promote, index=index, original=options.original),
     )
-
-
-@policy(
-    "tiresias-gittins",
-    traits=Traits(preempts="higher", work_conserving=True),
-    options=Options,
-    rule=rule,
-)
-def tiresias_gittins(view: Snapshot, memory: Memory, options: Options) -> Decision:
-    """Preemptive; the queues of `tiresias`, but inside a queue the larger Gittins index goes first.
-
-    The index of a job that has attained a is P(ends within the next D) / E(service it takes of these D), over the
-    sample's jobs larger than a; 0 beyond the largest. D is the `quantum`. Ties go to the earlier submitted.
-    Indices are looked up whenever something happens, not in between.
-    """
-    return decide(rule(options), view, memory)
 
 
 def gittins_index(sample: tuple[float, ...], quanta: tuple[float, ...]) -> Callable[[float, int], float]:

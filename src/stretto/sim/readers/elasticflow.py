@@ -16,9 +16,8 @@ import msgspec
 import numpy as np
 
 from stretto.core.snapshot import FloatArray
-from stretto.errors import TraceError
 from stretto.sim.readers import Rows, throughputs
-from stretto.sim.readers.throughputs import Measured
+from stretto.sim.readers.throughputs import Kind, Measured
 from stretto.sim.trace import Trace
 
 _SETS = ("A100", "T4")
@@ -34,11 +33,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read(path: Path, options: Options) -> Trace:
     """Read one trace."""
     rows = Rows(path, ["job_id", "submit_time", "iteration", "model_name", "ddl", "batch_size", "num_gpu", "duration"])
-    names = list(zip(rows.text("model_name"), rows.ints("batch_size"), strict=True))
-    known = _curves(rows, names, options.throughputs)
-    kinds = sorted(set(names))
-    curves = [_measured(known[kind]) if options.falling else known[kind].curve() for kind in kinds]
-    index = {kind: i for i, kind in enumerate(kinds)}
+    kinds = list(zip(rows.text("model_name"), rows.ints("batch_size"), strict=True))
+    known = _curves(rows, kinds, options.throughputs)
+    curves = {kind: _measured(known[kind]) if options.falling else known[kind].curve() for kind in set(kinds)}
     deadline = rows.floats("ddl", empty=math.inf)
     if "best_effort" in rows.header:
         marks = rows.ints("best_effort", empty=0)
@@ -51,31 +48,20 @@ def read(path: Path, options: Options) -> Trace:
         rows.floats("duration"),
         rows=rows.numbers,
         work=rows.floats("iteration"),
-        curve=[index[name] for name in names],
-        rates=throughputs.stack(curves),
-        min_workers=[1] * len(names),
-        max_workers=[len(curves[index[name]]) - 1 for name in names],
+        **throughputs.columns(kinds, curves),
         deadline_s=deadline,
-        classes=[f"{model}/{batch}" for model, batch in names],
+        classes=[f"{model}/{batch}" for model, batch in kinds],
     )
 
 
-def _curves(rows: Rows, names: list[tuple[str, int]], source: str) -> dict[tuple[str, int], Measured]:
+def _curves(rows: Rows, kinds: list[Kind], source: str) -> dict[Kind, Measured]:
     """The curves of the named set, or of the first set that has them all."""
     sources = [source] if source else _SETS
     for candidate in sources:
         known = throughputs.load(candidate)
-        if all(name in known for name in names):
+        if known.keys() >= set(kinds):
             return known
-    raise _unknown(rows, names, sources[0])
-
-
-def _unknown(rows: Rows, names: list[tuple[str, int]], source: str) -> TraceError:
-    known = throughputs.load(source)
-    i = next(i for i, name in enumerate(names) if name not in known)
-    have = ", ".join(f"{model}/{batch}" for model, batch in known)
-    model, batch = names[i]
-    return rows.error(i, f"no throughputs for model {model!r} with batch {batch} in {source!r}", f"known: {have}")
+    raise throughputs.unknown_kind(rows, kinds, throughputs.load(sources[0]), sources[0])
 
 
 def _measured(row: Measured) -> FloatArray:

@@ -28,14 +28,9 @@ def read(path: Path, options: Options) -> Trace:
     if "num_iteration" not in rows.header:
         return Trace.build(path.stem, ids, submit, asked, duration, rows=rows.numbers)
     known = throughputs.load(options.throughputs)
-    names = list(zip(rows.text("model_name"), rows.ints("batch_size"), strict=True))
-    for i, name in enumerate(names):
-        if name not in known:
-            have = ", ".join(f"{model}/{batch}" for model, batch in known)
-            raise rows.error(i, f"no throughputs for model {name[0]!r} with batch {name[1]}", f"known: {have}")
-    kinds = sorted(set(names))
-    curves = [known[kind].curve() for kind in kinds]
-    index = {kind: i for i, kind in enumerate(kinds)}
+    kinds = list(zip(rows.text("model_name"), rows.ints("batch_size"), strict=True))
+    if not known.keys() >= set(kinds):
+        raise throughputs.unknown_kind(rows, kinds, known, options.throughputs)
     return Trace.build(
         path.stem,
         ids,
@@ -44,10 +39,7 @@ def read(path: Path, options: Options) -> Trace:
         duration,
         rows=rows.numbers,
         work=rows.floats("num_iteration"),
-        curve=[index[name] for name in names],
-        rates=throughputs.stack(curves),
-        min_workers=[1] * len(ids),
-        max_workers=[len(curves[index[name]]) - 1 for name in names],
+        **throughputs.columns(kinds, {kind: known[kind].curve() for kind in set(kinds)}),
         deadline_s=rows.floats("deadline", empty=float("inf")) if "deadline" in rows.header else None,
         # Models and batches were drawn at random for these jobs; what tells their lengths apart is their width.
         classes=[f"{n} GPUs" for n in asked],

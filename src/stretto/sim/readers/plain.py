@@ -21,6 +21,7 @@ from typing import Any, TextIO, TypeAlias
 import msgspec
 import numpy as np
 
+from stretto.core.request import POWERS_OF_TWO
 from stretto.core.snapshot import GPU, FloatArray
 from stretto.errors import TraceError
 from stretto.sim.readers import Rows
@@ -29,7 +30,7 @@ from stretto.sim.trace import LARGEST, Load, Trace
 
 REQUIRED = ("job_id", "submit_s", "gpus", "duration_s")
 OPTIONAL = (
-    "min", "max", "speedup", "work", "priority", "deadline_s", "class", "gpu_milli",
+    "min", "max", "step", "speedup", "work", "priority", "deadline_s", "class", "gpu_milli",
     "cpu_milli", "memory_mib", "gpu_memory_mib", "load",
 )  # fmt: skip
 
@@ -74,6 +75,7 @@ def read(path: Path, options: Options) -> Trace:
         classes=rows.text("class") if "class" in rows.header else None,
         width_milli=_positive(rows, "gpu_milli", GPU),
         demand=_demand(rows),
+        step=[_step(rows, i, text) for i, text in enumerate(rows.text("step"))] if any(rows.text("step")) else None,
         services=[_load(rows, i, text, start) for i, text in enumerate(rows.text("load"))]
         if any(rows.text("load"))
         else (),
@@ -164,6 +166,15 @@ def _whole(rows: Rows, i: int, column: str, text: str, default: int) -> int:
     return int(value)
 
 
+def _step(rows: Rows, i: int, text: str) -> int:
+    if text.strip() == "pow2":
+        return POWERS_OF_TWO
+    step = _whole(rows, i, "step", text, 1)
+    if step < 1:
+        raise rows.error(i, f"step is {text}", "it must be 1 or more, or pow2 for powers of two")
+    return step
+
+
 def _ints(rows: Rows, column: str, empty: int) -> list[int] | None:
     return rows.ints(column, empty) if column in rows.header else None
 
@@ -226,6 +237,8 @@ def _row(trace: Trace, j: int) -> Row:
         row["deadline_s"] = _number(trace.deadline_s[j])
     if trace.priority[j]:
         row["priority"] = int(trace.priority[j])
+    if trace.step is not None and trace.step[j] != 1:
+        row["step"] = "pow2" if trace.step[j] == POWERS_OF_TWO else int(trace.step[j])
     if trace.width[j] != GPU:
         row["gpu_milli"] = int(trace.width[j])
     for name, value in zip(("cpu_milli", "memory_mib", "gpu_memory_mib"), trace.demand[j].tolist(), strict=True):

@@ -7,15 +7,21 @@ package (`A100`, `T4`). Blank, nan or 0 means not measured.
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
 from stretto.core.snapshot import FloatArray
 from stretto.errors import TraceError, unknown
+from stretto.sim.readers import Rows
 
 _DATA = Path(__file__).parent.parent / "data"
+
+Kind: TypeAlias = tuple[str, int]
+"""Model and global batch size."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -33,14 +39,14 @@ class Measured(msgspec.Struct, frozen=True):
         return rising
 
 
-def load(source: str) -> dict[tuple[str, int], Measured]:
-    """(model, global batch) → its measurements. `source` is `A100`, `T4` or a folder."""
+def load(source: str) -> dict[Kind, Measured]:
+    """What was measured of each kind. `source` is `A100`, `T4` or a folder."""
     folder = _DATA / f"throughputs_{source}"
     if not folder.is_dir():
         folder = Path(source)
     if not folder.is_dir():
         raise unknown("set of throughputs", source, [p.name.removeprefix("throughputs_") for p in _DATA.glob("thr*")])
-    found: dict[tuple[str, int], Measured] = {}
+    found: dict[Kind, Measured] = {}
     for path in sorted(folder.glob("*.csv")):
         with path.open(newline="") as file:
             lines = list(csv.reader(file))
@@ -52,6 +58,26 @@ def load(source: str) -> dict[tuple[str, int], Measured]:
                 raise TraceError(f"{path.name}: batch {line[0]} has no measurement", hint="remove the line")
             found[path.stem, int(line[0])] = Measured(tuple(n for n, _ in pairs), tuple(t for _, t in pairs))
     return found
+
+
+def unknown_kind(rows: Rows, kinds: Sequence[Kind], known: Mapping[Kind, Measured], source: str) -> TraceError:
+    """The error for a trace with a model or batch size that was not measured."""
+    i = next(i for i, kind in enumerate(kinds) if kind not in known)
+    model, batch = kinds[i]
+    have = ", ".join(f"{model}/{batch}" for model, batch in known)
+    return rows.error(i, f"no throughputs for model {model!r} with batch {batch} in {source!r}", f"known: {have}")
+
+
+def columns(kinds: Sequence[Kind], curves: Mapping[Kind, FloatArray]) -> dict[str, Any]:
+    """What `Trace.build` wants to know of elastic jobs: each from one worker to the end of the curve of its kind."""
+    used = sorted(set(kinds))
+    index = {kind: i for i, kind in enumerate(used)}
+    return {
+        "curve": [index[kind] for kind in kinds],
+        "rates": stack([curves[kind] for kind in used]),
+        "min_workers": [1] * len(kinds),
+        "max_workers": [len(curves[kind]) - 1 for kind in kinds],
+    }
 
 
 def stack(curves: list[FloatArray]) -> FloatArray:

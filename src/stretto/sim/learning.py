@@ -1,0 +1,277 @@
+"""What policies are told of jobs where nobody knows it beforehand: learned curves and estimated lengths.
+
+A `Learner` stands between the world and the policy. It is shown every snapshot as it truly is, notes what can be seen
+of it, and hands on one that holds beliefs instead of truths (`core.estimate` makes them):
+
+- `curves=learned`: a size at which a job has run for `observe_s` is measured. Its curve is fitted to its own
+  measurements and to those of finished jobs of its class that train the same model (that have the same curve in the
+  trace). Until then it scales linearly, as far as twice the widest size that was measured; beyond that no gain is
+  promised, so policies that look for gain explore by doubling. The policy is asked again when a new size was measured.
+- `lengths=estimated`: the size of a job is estimated from the finished jobs of its class and what its user wrote down
+  (resources, model, requirements) or could see at submission (the time, the jobs beside it), and corrected by what it
+  has outlived.
+
+A job of one size keeps its true curve: there is nothing to choose, and its length is stated in seconds anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stretto.core.estimate import curve as curves
+from stretto.core.estimate.curve import Curve
+from stretto.core.estimate.history import ClassHistory, Length, learn, lengths
+from stretto.core.estimate.remaining import left_of_all
+from stretto.core.snapshot import FloatArray, IntArray, Snapshot
+from stretto.sim.world import Settings
+
+_AT_ONCE = 100
+"""Measurements that are taken over at a time; more would not change the curve."""
+_AGAIN = 4
+_EVERYONE = -1
+
+
+def learner(settings: Settings) -> Learner | None:
+    """What stands between this world and its policy; None where the policy is told the truth."""
+    return Learner(settings) if settings.curves == "learned" or settings.lengths == "estimated" else None
+
+
+class _Job(msgspec.Struct, kw_only=True):
+    """What is known of one active job."""
+
+    klass: int
+    model: int
+    features: dict[str, float | str]
+    low: int
+    high: int
+    is_service: bool
+    fixed: bool
+    """Its true curve is told."""
+    curve: int = -1
+    """Row of the truth that holds now."""
+    rates: FloatArray
+    """[pool, workers] as believed now, made again when `stale`."""
+    stale: bool
+    measured: dict[int, Curve] = {}
+    """By pool."""
+    useless: frozenset[int] = frozenset()
+    """Pools on which it was seen to make no progress."""
+    since_s: float = math.nan
+    """When it got the workers that are being measured; how often they were, and the speed found."""
+    taken: int = 0
+    rate: float = 0.0
+    total: Length | None = None
+    """In seconds on its minimum of workers; None: to be estimated (again)."""
+    steps: float = 0.0
+    """In all, for history: policies see it only when lengths are known."""
+
+
+class Learner:
+    """The state of one run: what was seen of the active jobs, and what is left of the finished ones."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.random = np.random.default_rng(settings.seed)
+        self.jobs: dict[int, _Job] = {}
+        self.classes: dict[int, ClassHistory] = {}
+        """Sizes, by class."""
+        self.models: dict[tuple[int, int, int], ClassHistory] = {}
+        """Curves, by class, model and pool."""
+        self._numbers: list[int] = []
+        self._table = np.empty(0)
+
+    def seen(self, view: Snapshot) -> Snapshot:
+        """The snapshot as the policy gets to see it."""
+        numbers = view.job.tolist()
+        self._meet(view, numbers)
+        believed: dict[str, Any] = {}
+        if self.settings.curves == "learned":
+            self._measure(view)
+            believed = {"rates": self._rates(numbers), "curve": np.arange(len(view)), "spread_rates": None}
+        if self.settings.lengths == "estimated":
+            unit = msgspec.structs.replace(view, **believed).rate(view.min_workers)
+            believed |= self._left(view, np.maximum(unit, 1e-12))
+        return msgspec.structs.replace(view, **believed)
+
+    def ended(self, numbers: IntArray) -> None:
+        """These jobs have finished: from now on they are history."""
+        for job in [self.jobs.pop(number) for number in numbers.tolist() if number in self.jobs]:
+            if job.is_service:
+                continue
+            size_s = job.steps / max(float(job.rates[0, min(job.low, job.rates.shape[1] - 1)]), 1e-12)
+            for klass in (job.klass, _EVERYONE):
+                self.classes[klass] = learn(self._class(klass), job.features, size_s)
+            for pool, curve in job.measured.items():
+                for key in ((job.klass, job.model, pool), (_EVERYONE, _EVERYONE, pool)):
+                    self.models[key] = learn(self.models.get(key, ClassHistory()), {}, math.nan, curve)
+            for other in self.jobs.values():
+                alike = (other.klass, other.model) == (job.klass, job.model)
+                other.stale |= not other.fixed and (alike or not other.measured)
+                if other.klass == job.klass or not self._class(other.klass).runs:
+                    other.total = None
+
+    def next_s(self, numbers: IntArray, workers: IntArray, pool: IntArray, changed_s: FloatArray) -> float:
+        """When a job will have been measured at a size that is new for it; inf if none will."""
+        soonest_s = math.inf
+        if self.settings.curves != "learned":
+            return soonest_s
+        for j in np.flatnonzero(workers).tolist():
+            job = self.jobs.get(int(numbers[j]))
+            if job is None or job.fixed or job.since_s == changed_s[j]:
+                continue
+            if int(workers[j]) not in job.measured.get(int(pool[j]), Curve()).workers:
+                soonest_s = min(soonest_s, self._due_s(float(changed_s[j])))
+        return soonest_s
+
+    def _class(self, klass: int) -> ClassHistory:
+        return self.classes.get(klass, ClassHistory())
+
+    def _due_s(self, changed_s: float) -> float:
+        """When the first measurement is complete, after the pause of a start or a resize."""
+        return changed_s + max(self.settings.start_s, self.settings.resize_s) + self.settings.observe_s
+
+    def _meet(self, view: Snapshot, numbers: list[int]) -> None:
+        """Take in newcomers; forget those that were turned away."""
+        for gone in self.jobs.keys() - set(numbers):
+            del self.jobs[gone]
+        rigid = view.is_service | (view.min_workers == view.max_workers)
+        for j, number in enumerate(numbers):
+            if number not in self.jobs:
+                fixed = bool(rigid[j]) or self.settings.curves != "learned"
+                self.jobs[number] = _Job(
+                    klass=int(view.klass[j]),
+                    model=int(view.curve[j]),
+                    features=_features(view, j),
+                    low=int(view.min_workers[j]),
+                    high=int(view.max_workers[j]),
+                    is_service=bool(view.is_service[j]),
+                    fixed=fixed,
+                    rates=view.rates[:, view.curve[j]],
+                    stale=not fixed,
+                    steps=float(view.done[j] + view.remaining[j]),
+                )
+            elif view.curve[j] != self.jobs[number].curve and self.jobs[number].fixed:
+                # Its next phase has another speed.
+                self.jobs[number].rates, self._numbers = view.rates[:, view.curve[j]], []
+            self.jobs[number].curve = int(view.curve[j])
+
+    # Curves.
+
+    def _measure(self, view: Snapshot) -> None:
+        """Note the speed of every job that has run on its workers for long enough.
+
+        It is looked at again each time it has been seen for four times as long, or when the speed has changed.
+        """
+        pause_s = max(self.settings.start_s, self.settings.resize_s)
+        for j, rate in _true_rates(view):
+            job, changed_s = self.jobs[int(view.job[j])], float(view.changed_s[j])
+            if job.fixed or view.now_s < self._due_s(changed_s):
+                continue
+            if job.since_s != changed_s:
+                job.since_s, job.taken = changed_s, 0
+            times = max(1, int((view.now_s - changed_s - pause_s) / self.settings.observe_s))
+            if times >= _AGAIN * job.taken or rate != job.rate:
+                self._note(job, int(view.pool[j]), int(view.workers[j]), rate, max(1, times - job.taken))
+                job.taken, job.rate, job.stale = times, rate, True
+
+    def _note(self, job: _Job, pool: int, workers: int, rate: float, times: int) -> None:
+        if rate <= 0:
+            job.useless |= {pool}
+            return
+        curve = job.measured.get(pool, Curve())
+        for noise in self._noise(min(times, _AT_ONCE)):
+            curve = curves.observe(curve, workers, noise / rate)
+        job.measured = {**job.measured, pool: curve}
+
+    def _noise(self, times: int) -> list[float]:
+        sd = self.settings.observe_sd
+        factors: list[float] = np.exp(sd * self.random.standard_normal(times)).tolist() if sd else [1.0] * times
+        return factors
+
+    def _rates(self, numbers: list[int]) -> FloatArray:
+        """The table of all jobs' curves, a row each; the same object as before if nothing was learned."""
+        jobs = [self.jobs[number] for number in numbers]
+        if numbers == self._numbers and not any(job.stale for job in jobs):
+            return self._table
+        for job in jobs:
+            if job.stale:
+                job.rates, job.stale = self._believed(job), False
+        table = np.empty((len(jobs[0].rates), len(jobs), max(job.rates.shape[1] for job in jobs)))
+        for j, job in enumerate(jobs):
+            end = job.rates.shape[1]
+            table[:, j, :end], table[:, j, end:] = job.rates, job.rates[:, -1:]
+        self._numbers, self._table = numbers, table
+        return table
+
+    def _believed(self, job: _Job) -> FloatArray:
+        pools = range(len(job.rates))
+        alike = [self._curve(job.klass, job.model, pool) for pool in pools]
+        widest = max(curve.widest for curve in (*alike, *job.measured.values()))
+        top = curves.cap(widest, job.high, job.low)
+        believed = np.empty((len(pools), job.high + 1))
+        for pool in pools:
+            own, prior = job.measured.get(pool, Curve()), alike[pool]
+            if not own.workers and not prior.workers:
+                # Of its shape nothing is known; its speed is that of other devices, or of other jobs.
+                prior = next(iter(job.measured.values()), self._curve(_EVERYONE, _EVERYONE, pool))
+            row = curves.rates(own, top, prior) * (pool not in job.useless)
+            believed[pool] = row[np.minimum(np.arange(job.high + 1), top)]
+        return believed
+
+    def _curve(self, klass: int, model: int, pool: int) -> Curve:
+        return self.models.get((klass, model, pool), ClassHistory()).curve
+
+    # Lengths.
+
+    def _left(self, view: Snapshot, unit: FloatArray) -> dict[str, FloatArray]:
+        """Work left and its uncertainty. `unit` is steps/s on the minimum, as the policy believes."""
+        jobs = [self.jobs[number] for number in view.job.tolist()]
+        self._estimate(jobs)
+        totals = [job.total for job in jobs]
+        mean_log, sd_log = (np.array([getattr(total, name) for total in totals]) for name in ("mean_log", "sd_log"))
+        left_s, sd = left_of_all(mean_log, sd_log, view.done / unit)
+        return {"remaining": left_s * unit, "remaining_sd": sd}
+
+    def _estimate(self, jobs: list[_Job]) -> None:
+        """Estimate the sizes of newcomers, and of all of a class of which another one has finished."""
+        asking: dict[int, list[_Job]] = {}
+        for job in jobs:
+            if job.total is None:
+                klass = job.klass if self._class(job.klass).runs else _EVERYONE
+                asking.setdefault(klass, []).append(job)
+        for klass, some in asking.items():
+            for job, total in zip(some, lengths(self._class(klass), [job.features for job in some]), strict=True):
+                job.total = total
+
+
+def _true_rates(view: Snapshot) -> list[tuple[int, float]]:
+    """Who runs, and how many steps it really makes in a second."""
+    runs = np.flatnonzero((view.workers > 0) & ~view.is_service)
+    pool, curve, workers = view.pool[runs], view.curve[runs], view.workers[runs]
+    if view.spread_rates is None:
+        rates = view.rates[pool, curve, np.minimum(workers, view.rates.shape[2] - 1)]
+    else:
+        shape = view.spread_rates.shape
+        spans = np.minimum(np.count_nonzero(view.placed[runs], axis=1), shape[3] - 1)
+        rates = view.spread_rates[pool, curve, np.minimum(workers, shape[2] - 1), spans]
+    return list(zip(runs.tolist(), rates.tolist(), strict=True))
+
+
+def _features(view: Snapshot, j: int) -> dict[str, float | str]:
+    """What is known of a job when it is submitted."""
+    features: dict[str, float | str] = {
+        "gpus": int(view.requested[j] * view.width[j]),
+        "least": int(view.min_workers[j]),
+        "most": int(view.max_workers[j]),
+        "model": f"model {view.curve[j]}",
+        "priority": int(view.priority[j]),
+        "submitted": float(view.submit_s[j]),
+        "concurrent": len(view),
+    }
+    if math.isfinite(view.deadline_s[j]):
+        features["allowed_s"] = float(view.deadline_s[j] - view.submit_s[j])
+    return features
