@@ -36,7 +36,7 @@ stories: $(READY)  ## Write today's transcripts into tests/scenarios; read the d
 	REWRITE=1 $(BIN)/pytest tests/test_scenarios.py
 
 pin: $(READY)  ## Write the versions that are installed now to constraints.txt
-	@{ sed -n '/^#/p' constraints.txt; { $(PIP) freeze --exclude-editable; grep '^torch==' constraints.txt; } | sort -fu; } > constraints.new
+	@{ sed -n '/^#/p' constraints.txt; { $(PIP) freeze --exclude-editable --exclude torch; grep '^torch==' constraints.txt; } | sort -fu; } > constraints.new
 	@mv constraints.new constraints.txt
 
 clean:  ## Remove .venv, caches and out/

@@ -60,8 +60,9 @@ def reject_oversized(trace: Trace, pools: tuple[str, ...], nodes: Nodes) -> None
     need = trace.min_workers * trace.width
     if (need > room).any():
         j = int(np.argmax(need > room))
+        where = "the cluster has" if len(pools) == 1 else "the largest device type of the cluster has"
         raise TraceError(
-            f"trace {trace.name!r}: job {trace.ids[j]!r} needs {need[j] / GPU:g} GPUs, the cluster has {room / GPU:g}",
+            f"trace {trace.name!r}: job {trace.ids[j]!r} needs {need[j] / GPU:g} GPUs, {where} {room / GPU:g}",
             hint="use a larger --cluster, or take the job out of the trace",
         )
 

@@ -52,9 +52,10 @@ def watched(course: Course, view: Snapshot) -> Course:
         return msgspec.structs.replace(course, **now)
     at = np.minimum(np.searchsorted(course.job, view.job), len(course.job) - 1)
     before = course.curve[at]
-    moved = np.flatnonzero((course.job[at] == view.job) & (before != view.curve) & np.isfinite(view.remaining))
-    if not len(moved):
+    moves = (course.job[at] == view.job) & (before != view.curve)
+    if not moves.any():
         return msgspec.structs.replace(course, **now)
+    moved = np.flatnonzero(moves & np.isfinite(view.remaining))
     follows, begins = course.follows.copy(), course.begins.copy()
     share = view.done[moved] / np.maximum(view.done[moved] + view.remaining[moved], 1e-12)
     for old, new, done in zip(before[moved].tolist(), view.curve[moved].tolist(), share.tolist(), strict=True):

@@ -140,7 +140,9 @@ def _recalled(view: Snapshot, memory: Memory) -> _Recall:
     passed = view.now_s - recall.at_s
     between = recall.between_s + 0.1 * (passed - recall.between_s) if passed > 0 else recall.between_s
     curves = recall.curves if recall.course.table is view.rates else hulls(view.rates[0])
-    course = courses.watched(recall.course, view)
+    # The speed-up of jobs of one size means nothing.
+    elastic = (view.min_workers != view.max_workers).any() or recall.course.table is not view.rates
+    course = courses.watched(recall.course, view) if elastic else recall.course
     return msgspec.structs.replace(recall, course=course, curves=curves, between_s=between, at_s=view.now_s)
 
 
