@@ -205,9 +205,7 @@ def _further(world: FairWorld) -> FairWorld:
 
 def _curves(world: FairWorld, view: Snapshot, here: BoolArray, place: IntArray) -> IntArray:
     """Rows of the snapshot's table; where it is another one, nobody knows those of jobs that have left."""
-    table = world.course.table
-    same = table is view.rates or np.array_equal(table, view.rates)
-    curve = world.curve.copy() if same else np.full(len(world.job), -1)
+    curve = world.curve.copy() if world.course.fits(view) else np.full(len(world.job), -1)
     curve[here] = view.curve[place]
     return curve
 

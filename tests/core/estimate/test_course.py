@@ -62,8 +62,10 @@ def test_the_earliest_sight_counts_and_skipped_rows_are_filled_in() -> None:
 def test_another_table_starts_anew() -> None:
     first = seen([0], [0.0])
     course = watch(first, seen([1], [50.0], first))
-    other = msgspec.structs.replace(seen([1], [60.0], first), rates=first.rates.copy())
+    other = msgspec.structs.replace(seen([1], [60.0], first), rates=2 * first.rates)
     assert not courses.watched(course, other).known
+    equal = msgspec.structs.replace(seen([1], [60.0], first), rates=first.rates.copy())
+    assert courses.watched(course, equal).known
 
 
 def test_unknown_lengths_teach_nothing() -> None:

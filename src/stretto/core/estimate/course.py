@@ -29,6 +29,10 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
     job: IntArray
     curve: IntArray
 
+    def fits(self, view: Snapshot) -> bool:
+        """Whether rows mean the same in the snapshot's table."""
+        return self.table is view.rates or np.array_equal(self.table, view.rates)
+
     @property
     def known(self) -> bool:
         """Whether any change was seen at all."""
@@ -43,7 +47,7 @@ def empty(view: Snapshot) -> Course:
 
 def watched(course: Course, view: Snapshot) -> Course:
     """What this snapshot adds. Rows of another table mean nothing: then it starts anew."""
-    if course.table is not view.rates:
+    if not course.fits(view):
         course = empty(view)
     if view.rates.shape[1] < 2:
         return course

@@ -139,10 +139,11 @@ def _recalled(view: Snapshot, memory: Memory) -> _Recall:
     recall: _Recall = memory
     passed = view.now_s - recall.at_s
     between = recall.between_s + 0.1 * (passed - recall.between_s) if passed > 0 else recall.between_s
-    curves = recall.curves if recall.course.table is view.rates else hulls(view.rates[0])
+    same = recall.course.fits(view)
+    curves = recall.curves if same else hulls(view.rates[0])
     # The speed-up of jobs of one size means nothing.
-    elastic = (view.min_workers != view.max_workers).any() or recall.course.table is not view.rates
-    course = courses.watched(recall.course, view) if elastic else recall.course
+    rigid = bool((view.min_workers == view.max_workers).all())
+    course = recall.course if same and rigid else courses.watched(recall.course, view)
     return msgspec.structs.replace(recall, course=course, curves=curves, between_s=between, at_s=view.now_s)
 
 
