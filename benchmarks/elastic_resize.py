@@ -1,0 +1,307 @@
+"""What a resize and a lost worker cost: ours in the process, against torchrun's elastic restart, in one run.
+
+    python benchmarks/elastic_resize.py [--rounds 5] [--width 2048] [--layers 6]
+
+A 25-million-parameter MLP with momentum (the state that travels is twice the model) on Gloo, one thread per worker. Per
+round: 2 → 3 workers, 3 → 2, and `kill -9` of one of three. Ours: the longest gap between two steps of those who stay,
+less an ordinary step of the larger world (for a kill: of theirs). torchrun: from the last step before the change (for
+a kill: from the kill) to the first afterwards, less an ordinary step; c10d rendezvous on loopback, `--nnodes 1:3`, one
+worker per agent, monitor interval 0.1 s, last call 1 s, a checkpoint in memory every 10 steps. The broadcast is of the
+same bytes, to one newcomer, over Gloo, in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from _verdict import report
+from stretto.backends.local.forkserver import ForkServer
+from stretto.testing import Harness
+from stretto.torch.groups import connect
+from stretto.torch.rendezvous import Store
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SETTLE = 6
+"""Steps to look at on either side of a change."""
+LONG_S = 180.0
+PEER_S = 90.0
+"""How long a peer may take for a change."""
+
+TORCHRUN = [
+    "--nnodes=1:3", "--nproc-per-node=1", "--max-restarts=100", "--monitor-interval=0.1", "--rdzv-backend=c10d",
+    "--rdzv-id=resize", "--rdzv-conf=last_call_timeout=1,join_timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3",
+]  # fmt: skip
+# Agents that share their store with the workers do not tell a newcomer of a later round where that store is: it waits
+# for the address for ever, and all others for it. The second spares the agents an exchange of their roles.
+TORCHRUN_ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCH_ELASTIC_WORKER_IDENTICAL": "1"}
+LIGHTHOUSE = [
+    "--min_replicas", "2", "--join_timeout_ms", "100", "--quorum_tick_ms", "10", "--heartbeat_timeout_ms", "500",
+]  # fmt: skip
+
+
+class Step(NamedTuple):
+    at_s: float
+    number: int
+    size: int
+
+
+def steps(path: Path) -> list[Step]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    parts = [line.split() for line in lines]
+    # The last line may still be in the making.
+    return [Step(float(p[0]), int(p[1]), int(p[2])) for p in parts if len(p) == 4]
+
+
+def ordinary_s(found: list[Step], size: int) -> float:
+    """The median step of a world of that size."""
+    return statistics.median(b.at_s - a.at_s for a, b in itertools.pairwise(found) if a.size == b.size == size)
+
+
+def gap_s(found: list[Step], since_s: float) -> float:
+    """The longest distance of two steps around a change."""
+    near = [step for step in found if step.at_s >= since_s - 5.0]
+    return max(b.at_s - a.at_s for a, b in itertools.pairwise(near) if b.at_s > since_s)
+
+
+def ours(folder: Path, model: dict[str, str], warm: ForkServer) -> dict[str, float]:
+    """One round: what each change cost."""
+    found: dict[str, float] = {}
+    environment = {**model, "OMP_NUM_THREADS": "1", "STRETTO_CHECKPOINT_S": "1e9"}
+    command = [sys.executable, str(SCRIPTS / "elastic_mlp.py")]
+    with Harness(folder, command, workers=2, min_workers=2, environment=environment, warm=warm) as harness:
+        harness.wait_members(2, LONG_S)
+
+        def seen() -> list[Step]:
+            return steps(folder / f"{harness.members()[0]}.steps")
+
+        def more(size: int) -> None:
+            before = len(seen())
+            harness.wait(
+                lambda: len([s for s in seen()[before:] if s.size == size]) > SETTLE, f"steps of {size}", LONG_S
+            )
+
+        more(2)
+        for name, size, act in (
+            ("grow", 3, lambda: harness.want(3)),
+            ("shrink", 2, lambda: harness.want(2)),
+            ("again", 3, lambda: harness.want(3)),
+            ("kill", 2, lambda: harness.worker(harness.members()[-1]).kill()),
+        ):
+            since_s = time.monotonic()
+            act()
+            harness.wait_members(size, LONG_S)
+            more(size)
+            step_s = ordinary_s(seen(), 2 if name == "kill" else 3)
+            found[name] = max(0.0, gap_s(seen(), since_s) - step_s)
+    return found
+
+
+class Peer:
+    """The processes of a peer's job, whose workers note their steps in files named after their process ids."""
+
+    def __init__(self, folder: Path, model: dict[str, str], **environment: str) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        self.environment = {**os.environ, **model, **environment, "OMP_NUM_THREADS": "1", "FOLDER": str(folder)}
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def launch(self, command: list[str]) -> None:
+        with (self.folder / f"{len(self.processes)}.log").open("wb") as log:
+            self.processes.append(subprocess.Popen(command, env=self.environment, stdout=log, stderr=log))
+
+    def notes(self) -> dict[int, list[Step]]:
+        return {int(path.stem): steps(path) for path in self.folder.glob("*.steps")}
+
+    def settle(self, size: int, since_s: float, old: set[int]) -> list[list[Step]]:
+        """The steps of each worker of a world of that size, once there are some; no worker is one of the old."""
+        end_s = time.monotonic() + PEER_S
+        while time.monotonic() < end_s:
+            new = [notes for pid, notes in self.notes().items() if pid not in old]
+            new = [[step for step in notes if step.size == size and step.at_s > since_s] for notes in new]
+            new = [notes for notes in new if len(notes) > SETTLE]
+            if len(new) == size:
+                return new
+            time.sleep(0.05)
+        raise TimeoutError(f"no world of {size} within {PEER_S:g} s")
+
+    def close(self) -> None:
+        """End everything: an agent must not start another worker while its workers are looked up."""
+        for process in self.processes:
+            process.send_signal(signal.SIGSTOP)
+        workers = [pid for process in self.processes for pid in children(process)]
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def children(process: subprocess.Popen[bytes]) -> list[int]:
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(pid) for pid in path.read_text().split()] if process.poll() is None else []
+
+
+def torchrun(folder: Path, model: dict[str, str]) -> tuple[dict[str, float], str]:
+    """One round: what each change cost, and why a change did not come to its end."""
+    found: dict[str, float] = {}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", *TORCHRUN, f"--rdzv-endpoint=127.0.0.1:{port}",
+        str(SCRIPTS / "torchrun_mlp.py"),
+    ]  # fmt: skip
+    with contextlib.closing(Peer(folder, model, **TORCHRUN_ENVIRONMENT)) as job:
+
+        def grow() -> None:
+            job.launch(command)
+
+        def kill() -> None:
+            os.kill(children(job.processes[-1])[0], signal.SIGKILL)
+
+        def shrink() -> None:
+            job.processes[-1].terminate()
+
+        grow()
+        grow()
+        job.settle(2, 0.0, set())
+        for name, size, act in (("grow", 3, grow), ("kill", 3, kill), ("shrink", 2, shrink)):
+            old = set(job.notes())
+            since_s = time.monotonic()
+            act()
+            try:
+                new = job.settle(size, since_s, old)
+            except TimeoutError as error:
+                return found, f"{name}: {error}"
+            last_s = max(notes[-1].at_s for pid, notes in job.notes().items() if pid in old)
+            began_s = since_s if name == "kill" else last_s
+            found[name] = max(0.0, min(notes[0].at_s for notes in new) - began_s - ordinary_s(new[0], size))
+    return found, ""
+
+
+def torchft_kill_s(folder: Path, model: dict[str, str], site: Path) -> float:
+    """From the death of one of three replicas to the survivors' next commit, less an ordinary step."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {"PYTHONPATH": str(site), "LIGHTHOUSE": f"http://127.0.0.1:{port}"}
+    with contextlib.closing(Peer(folder, model, **environment)) as job:
+        job.launch([str(site / "bin" / "torchft_lighthouse"), "--bind", f"127.0.0.1:{port}", *LIGHTHOUSE])
+        for _ in range(3):
+            job.launch([sys.executable, str(SCRIPTS / "torchft_mlp.py")])
+        job.settle(3, 0.0, set())
+        victim = job.processes[-1]
+        since_s = time.monotonic()
+        victim.kill()
+        new = job.settle(2, since_s, {victim.pid})
+        return max(0.0, min(notes[0].at_s for notes in new) - since_s - ordinary_s(new[0], 2))
+
+
+def install_torchft(site: Path) -> None:
+    """Into a folder of its own, beside the torch that is there."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(site)]
+    telemetry = [f"opentelemetry-{part}" for part in ("api", "sdk", "exporter-otlp-proto-http")]
+    subprocess.run([*pip, *telemetry], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([*pip, "--no-deps", "--upgrade", "torchft==0.2.0"], check=True, stderr=subprocess.DEVNULL)
+
+
+def broadcast_s(elements: int) -> float:
+    """A plain broadcast of the same bytes to one other process: the median of five."""
+    context = multiprocessing.get_context("spawn")
+    stores = [Store(), Store()]
+    results: multiprocessing.SimpleQueue[list[float]] = context.SimpleQueue()  # type: ignore[assignment]
+    other = context.Process(target=_broadcast, args=(1, [s.address for s in stores], elements, None))
+    other.start()
+    _broadcast(0, [s.address for s in stores], elements, results)
+    other.join()
+    for store in stores:
+        store.close()
+    return statistics.median(results.get())
+
+
+def _broadcast(
+    rank: int, addresses: list[str], elements: int, results: multiprocessing.SimpleQueue[list[float]] | None
+) -> None:
+    torch.set_num_threads(1)
+    group = connect(1, rank, addresses, timeout_s=60.0)
+    tensor = torch.zeros(elements)
+    taken = []
+    for _ in range(6):
+        group.all_gather_bytes(b"ready")
+        began_s = time.monotonic()
+        group.broadcast(tensor, 0).wait()
+        group.all_gather_bytes(b"done")
+        taken.append(time.monotonic() - began_s)
+    if results is not None:
+        results.put(taken[1:])
+    group.close()
+
+
+@contextlib.contextmanager
+def memory_folder() -> Iterator[Path]:
+    """Where a checkpoint costs torchrun least."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(dir=base))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def shown(values: list[float]) -> str:
+    if not values:
+        return "none"
+    return f"{statistics.median(values):.3f} s ({min(values):.3f} to {max(values):.3f}, {len(values)} times)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peer-rounds", type=int, default=0, help="default: as many")
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=6)
+    options = parser.parse_args()
+    model = {"WIDTH": str(options.width), "LAYERS": str(options.layers)}
+    parameters = options.layers * (options.width + 1) * options.width
+    print(f"{parameters:,} parameters, {2 * 4 * parameters / 2**20:.0f} MiB of state, torch {torch.__version__}")
+    plain_s = broadcast_s(2 * parameters)
+    print(f"a plain broadcast of the state: {plain_s:.3f} s")
+    with memory_folder() as folder:
+        with ForkServer(env={**os.environ, "OMP_NUM_THREADS": "1"}, preload=("torch", "stretto.torch")) as warm:
+            warm.wait_ready()
+            mine = ours(folder / "ours", model, warm, options.rounds)
+        theirs = torchrun(folder / "torchrun", model, options.peer_rounds or options.rounds)
+    met = True
+    limits: dict[str, float] = {"grow": 0.05 + plain_s, "shrink": 0.05 + plain_s, "kill": 0.5}
+    for name, limit_s in limits.items():
+        print(f"{name:8} ours {shown(mine[name])}; torchrun {shown(theirs[name])}; at most {limit_s:.3f} s")
+        ours_s = statistics.median(mine[name])
+        peer_s = statistics.median(theirs[name]) if theirs[name] else None
+        ratio = round(peer_s / max(ours_s, 1e-3), 1) if peer_s is not None else None
+        ok = ours_s <= limit_s and ratio is not None and ratio >= 20
+        met = met and ok
+        report(
+            f"elastic_resize: {name}", ours=round(ours_s, 4), peer=peer_s and round(peer_s, 3), ratio=ratio, unit="s",
+            goal=f"<= {limit_s:.3f} s, 20 times sooner", ok=ok,
+        )  # fmt: skip
+    report("elastic_resize: all", ours=None, peer=None, ratio=None, unit="", goal="all of the above", ok=met)
+
+
+if __name__ == "__main__":
+    main()

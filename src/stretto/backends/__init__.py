@@ -1,0 +1,1 @@
+"""What carries a plan out: backends launch and stop workers, and report nodes and exits."""

@@ -1,0 +1,434 @@
+"""Warm interpreters: one per Python environment, with everything imported, of which workers are forks.
+
+Importing torch takes seconds, a fork milliseconds. `ForkServer` starts an interpreter of the user's environment that
+runs `forkhost.py`; `ForkServers` keeps one per environment. What only counts when an interpreter starts (flags, LD_*
+and PYTHON* variables, variables that libraries read while they are imported) cannot be changed in one that runs; a
+worker that needs it is refused with the reason, and its launcher starts it in the plain way.
+
+The server ends with its owner, the process that made it, and its workers end with the server; a worker also ends with
+whoever asked for it.
+
+Not as in a new interpreter: all workers of a server share the seed of `hash`, and `ps` shows the server's command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import resource
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from stretto.errors import StrettoError
+
+_HOST = Path(__file__).with_name("forkhost.py")
+
+_BOOT = (
+    "import sys; del sys.path[0]; import importlib.util as u;"
+    " s = u.spec_from_file_location('_stretto_forkhost', sys.argv[1]); m = u.module_from_spec(s);"
+    " s.loader.exec_module(m); m.serve(sys.argv[2])"
+)
+"""`__main__` is kept for the worker's script. The first entry of the path would be the current folder."""
+
+_DESCRIBE = "import json, sys; print(json.dumps([sys.version, sys.prefix, [p for p in sys.path if p]]))"
+
+_AT_START = (
+    *("LD_", "PYTHON", "GLIBC_", "MALLOC_", "LC_ALL", "LC_CTYPE", "LANG"),
+    *("TORCH", "PYTORCH", "ATEN_", "KINETO_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "NPY_", "NUMPY_"),
+)
+"""How names of variables begin that are read once: by the loader, the interpreter, or a library as it is imported."""
+
+_APPLIED = frozenset({"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONBREAKPOINT", "TORCH_HOME"}) | frozenset(
+    f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "GOTO")
+)
+"""Of those, what the worker applies to itself, or what is read when it is used."""
+
+_READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_")
+
+
+class ForkFailed(StrettoError):
+    """The fork server could not make this worker."""
+
+    code = "fork"
+
+
+class Forked(NamedTuple):
+    """A worker as its server hands it over."""
+
+    pid: int
+    pidfd: int
+    connection: socket.socket
+    """Carries the exit status; closing it kills the worker."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What an interpreter's command line runs: a script or a module."""
+
+    script: str
+    module: str
+    args: tuple[str, ...]
+    unbuffered: bool
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python environment: the interpreter, what is installed beside it, and the variables that shape its start."""
+
+    python: str
+    version: str
+    path: tuple[str, ...]
+    start: Mapping[str, str]
+
+    @classmethod
+    def of(cls, python: str, env: Mapping[str, str]) -> Self:
+        """Ask the interpreter; raises `ForkFailed` when it does not answer."""
+        start = at_start(env)
+        try:
+            done = subprocess.run(
+                [python, "-c", _DESCRIBE], env=_server_env(env), cwd="/", capture_output=True, text=True, timeout=60
+            )
+            version, prefix, path = json.loads(done.stdout)
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            raise ForkFailed(f"{python} is not a Python interpreter that starts: {error}") from None
+        return cls(os.path.abspath(python), f"{version} {prefix}", tuple(path), start)
+
+    def key(self) -> str:
+        """Changes when a package is installed, removed or exchanged."""
+        interpreter = os.stat(self.python)
+        about = [self.python, os.path.realpath(self.python), interpreter.st_mtime_ns, self.version]
+        contents = [(folder, sorted(_contents(folder))) for folder in self.path]
+        return hashlib.sha256(json.dumps([about, contents, sorted(self.start.items())]).encode()).hexdigest()[:24]
+
+
+def _contents(folder: str) -> Iterable[tuple[str, int]]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            # A package's folder changes when its modules are compiled, which changes nothing.
+            dated = entry.name.endswith((".dist-info", ".egg-info")) or not entry.is_dir()
+            if entry.name != "__pycache__":
+                yield entry.name, entry.stat(follow_symlinks=False).st_mtime_ns if dated else 0
+
+
+def at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables whose values cannot be given to an interpreter that runs already."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(_AT_START) and name not in _APPLIED and not name.startswith(_READ_LATER)
+    }
+
+
+def parse(command: Sequence[str]) -> Program | str:
+    """What the arguments of an interpreter ask for, or why a fork cannot do it."""
+    unbuffered = False
+    rest = list(command[1:])
+    while rest and rest[0] == "-u":
+        unbuffered = True
+        del rest[0]
+    if not rest or rest[0] == "-":
+        return "the interpreter would read its program from standard input"
+    if rest[0] == "-m":
+        return Program("", rest[1], tuple(rest[2:]), unbuffered) if rest[1:] else "no module is named after -m"
+    if rest[0].startswith("-"):
+        return f"the interpreter flag {rest[0]} only counts at its start"
+    return Program(rest[0], "", tuple(rest[1:]), unbuffered)
+
+
+class ForkServer:
+    """One warm interpreter. Starts at once and imports in the background; refuses until that is done."""
+
+    def __init__(
+        self,
+        python: str = sys.executable,
+        env: Mapping[str, str] | None = None,
+        *,
+        preload: Sequence[str] = ("torch",),
+        cache: Path | None = None,
+    ) -> None:
+        """`preload` is imported by name; with torch come the modules that a first training step imports.
+
+        Their list is found once per environment and kept in `cache`.
+        """
+        env = os.environ if env is None else env
+        self.environment = Environment.of(python, env)
+        self.key = self.environment.key()
+        self.failure = ""
+        self.ready = False
+        self.modules = 0
+        self._names: frozenset[str] = frozenset()
+        self._folder = tempfile.mkdtemp(prefix="stretto-", dir=_short_folder())
+        self.address = os.path.join(self._folder, "socket")
+        self._home = env.get("HOME", "")
+        self._imported_env: dict[str, str] = {}
+        self._user_site = False
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = self._start(_server_env(env), tuple(preload), cache or _cache_folder(env), theirs)
+
+    def _start(
+        self, env: dict[str, str], preload: tuple[str, ...], cache: Path, theirs: socket.socket
+    ) -> subprocess.Popen[bytes]:
+        cache.mkdir(parents=True, exist_ok=True)
+        config = Path(self._folder, "config.json")
+        with (
+            theirs,
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+            open(Path(self._folder, "log"), "wb") as log,
+        ):
+            listener.bind(self.address)
+            listener.listen(128)
+            words = {"control": theirs.fileno(), "listener": listener.fileno(), "preload": preload}
+            config.write_text(json.dumps({**words, "cache": str(cache / f"first-step-{self.key}.json")}))
+            return subprocess.Popen(
+                [self.environment.python, "-c", _BOOT, str(_HOST), str(config)],
+                env=env,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs.fileno(), listener.fileno()),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_ready(self, timeout_s: float = 120.0) -> bool:
+        """Wait until it can fork; False when it never will (`failure` says why) or the time is over."""
+        if not self.ready and not self.failure:
+            select.select([self._control], [], [], timeout_s)
+        self._listen()
+        return self.ready and not self.failure
+
+    def refusal(self, command: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
+        """Why this command cannot be a fork of this server; empty when it can."""
+        self._listen()
+        if self.failure:
+            return self.failure
+        if not self.ready:
+            return "the fork server is still importing"
+        if not self._is_our_interpreter(command[0], env, cwd):
+            return f"{command[0]} is not the interpreter of this fork server, {self.environment.python}"
+        program = parse(command)
+        if isinstance(program, str):
+            return program
+        return self._differs(env) or self._hides(program, cwd) or self._changed()
+
+    def fork(self, command: Sequence[str], env: Mapping[str, str], cwd: str, stdio: tuple[int, int, int]) -> Forked:
+        """Make a worker that runs the command; raises `ForkFailed`. The descriptors stay the caller's."""
+        program = parse(command)
+        if isinstance(program, str):
+            raise ForkFailed(program)
+        request = {
+            "command": list(command),
+            "script": program.script,
+            "module": program.module,
+            "args": program.args,
+            "unbuffered": program.unbuffered,
+            "env": dict(env),
+            "cwd": cwd,
+            "umask": _umask(),
+            "limits": [(which, resource.getrlimit(which)) for which in _LIMITS],
+        }
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            return self._ask(connection, json.dumps(request).encode(), stdio)
+        except (OSError, ValueError, LookupError) as error:
+            connection.close()
+            raise ForkFailed(f"the fork server did not answer: {error!r}") from None
+        except BaseException:
+            connection.close()
+            raise
+
+    def _ask(self, connection: socket.socket, request: bytes, stdio: tuple[int, int, int]) -> Forked:
+        connection.settimeout(30.0)
+        connection.connect(self.address)
+        # A file of its own: a packet has a limit that an environment may exceed.
+        with open(os.memfd_create("stretto-request"), "wb", buffering=0) as file:
+            file.write(request)
+            socket.send_fds(connection, [b"fork"], [file.fileno(), *stdio])
+        data, fds, _, _ = socket.recv_fds(connection, 65536, 1, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            raise ForkFailed("the fork server ended before it had made the worker")
+        answer: dict[str, Any] = json.loads(data)
+        if "error" in answer:
+            raise ForkFailed(f"the fork server could not fork: {answer['error']}")
+        connection.setblocking(False)
+        return Forked(answer["pid"], fds[0], connection)
+
+    def retire(self) -> None:
+        """Take no more requests, and end when the last worker has ended."""
+        self.failure = self.failure or "the fork server has been retired"
+        with contextlib.suppress(OSError):
+            self._control.send(b"retire")
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def worn_out(self) -> bool:
+        """Whether another one would do better: not so when this one found that its environment cannot be forked."""
+        self._listen()
+        return bool(self.ready and self.failure) or bool(self._changed())
+
+    def close(self) -> None:
+        """End the server and its workers, and wait for the server's end."""
+        self.failure = self.failure or "the fork server has been closed"
+        self._control.close()
+        # In its loop it ends its workers, then itself; in an import it hears nothing.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0 if self.ready else 0.0)
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _listen(self) -> None:
+        """Take the server's word on its imports, if it has spoken; notice when it has ended."""
+        if self.failure:
+            return
+        if not self.ready and select.select([self._control], [], [], 0)[0]:
+            with contextlib.suppress(OSError):
+                self._hear(self._control.recv(1 << 20))
+        if not self.failure and not self.alive:
+            log = Path(self._folder, "log").read_text(errors="replace").strip()
+            self.failure = f"the fork server has ended with status {self._process.returncode} {log[-500:]}".strip()
+
+    def _hear(self, data: bytes) -> None:
+        if not data:
+            self._process.wait()
+            return
+        word: dict[str, Any] = json.loads(data)
+        self.failure = word.get("failed", "")
+        if not self.failure:
+            self.ready = True
+            self.modules = word["modules"]
+            self._names = frozenset(word["names"])
+            self._imported_env = word["imported_env"]
+            self._user_site = word["user_site"]
+
+    def _is_our_interpreter(self, name: str, env: Mapping[str, str], cwd: str) -> bool:
+        """Two environments may link to one interpreter, so the folder counts too."""
+        found = os.path.join(cwd, name) if "/" in name else shutil.which(name, path=env.get("PATH", os.defpath))
+        return found is not None and _identity(found) == _identity(self.environment.python)
+
+    def _differs(self, env: Mapping[str, str]) -> str:
+        if env.get("PYTHONPATH"):
+            return "PYTHONPATH is set, and only counts at the interpreter's start"
+        ours, theirs = self.environment.start, at_start(env)
+        known = {(name, value) for each in (ours, self._imported_env) for name, value in each.items()}
+        names = sorted({name for name, _ in theirs.items() - known} | (ours.keys() - theirs.keys()))
+        if self._user_site and env.get("HOME", "") != self._home:
+            names.append("HOME")
+        names = [name for name in names if name != "PYTHONPATH"]
+        return f"{', '.join(names)} differ from the fork server's, and only count at the start" if names else ""
+
+    def _hides(self, program: Program, cwd: str) -> str:
+        """A script that is not there is left to the interpreter to complain about."""
+        script = os.path.join(cwd, program.script)
+        if program.script and (not os.path.isfile(script) or script.endswith((".pyc", ".zip", ".pyz"))):
+            return f"{program.script} is not a Python source file"
+        folder = os.path.dirname(os.path.realpath(script)) if program.script else cwd
+        for name in sorted(self._names & set(_importable(folder))):
+            return f"{folder} has a module {name}, which the fork server has imported from elsewhere"
+        return ""
+
+    def _changed(self) -> str:
+        return "" if self.environment.key() == self.key else "the environment's packages have changed"
+
+
+class ForkServers:
+    """One fork server per environment, made on first use, replaced when the environment's contents change."""
+
+    def __init__(self, *, preload: Sequence[str] = ("torch",), cache: Path | None = None) -> None:
+        self._preload = tuple(preload)
+        self._cache = cache
+        self._servers: dict[tuple[str, tuple[tuple[str, str], ...]], ForkServer] = {}
+        self._retired: list[ForkServer] = []
+
+    def get(self, python: str, env: Mapping[str, str]) -> ForkServer:
+        """The server for this interpreter and these variables; it may still be importing. Raises `ForkFailed`."""
+        self._bury()
+        where = os.path.abspath(python), tuple(sorted(at_start(env).items()))
+        server = self._servers.get(where)
+        if server is not None and not server.worn_out():
+            return server
+        if server is not None:
+            server.retire()
+            self._retired.append(server)
+        self._servers[where] = ForkServer(python, env, preload=self._preload, cache=self._cache)
+        return self._servers[where]
+
+    def close(self) -> None:
+        for server in (*self._servers.values(), *self._retired):
+            server.close()
+        self._servers.clear()
+        self._retired.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _bury(self) -> None:
+        for server in [server for server in self._retired if not server.alive]:
+            server.close()
+            self._retired.remove(server)
+
+
+_LIMITS = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
+
+
+def _server_env(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the server itself: numbers of threads are the workers', and a library must not start any."""
+    kept = {name: value for name, value in env.items() if not name.endswith("_NUM_THREADS") and name != "PYTHONPATH"}
+    return {**kept, "OPENBLAS_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1"}
+
+
+def _cache_folder(env: Mapping[str, str]) -> Path:
+    base = env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base, "stretto")
+
+
+def _short_folder() -> str:
+    """A socket's path has room for about a hundred characters."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) < 70 else "/tmp"
+
+
+def _umask() -> int:
+    """Read, not set and restored: other threads may be creating files."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
+
+
+def _identity(python: str) -> tuple[str, str]:
+    return os.path.realpath(os.path.dirname(os.path.abspath(python))), os.path.realpath(python)
+
+
+def _importable(folder: str) -> Iterable[str]:
+    """Names that an import would find in this folder before anywhere else."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith((".py", ".so", ".pyc")):
+                yield entry.name.partition(".")[0]
+            elif os.path.exists(os.path.join(entry.path, "__init__.py")):
+                yield entry.name

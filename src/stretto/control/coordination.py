@@ -1,0 +1,366 @@
+"""The coordinator on a WebSocket: carries out what `coordinator` decides, and nothing of its own.
+
+Inside a control plane or a test:
+
+    coordination = Coordination(Settings(token=secret, min_workers=2, want=2), journal=path)
+    port = await coordination.start()
+    coordination.want(3)
+    end = await coordination.finished()
+
+As a process, which may be killed at any instant and started again with the same journal and port:
+
+    python -m stretto.control.coordination --journal F --port P --token-file F --min N --want N [--stdin-commands]
+
+It prints one JSON object a line: `{"event": "listening", "port": …}`, then `announced`, `formed`, `evicted`, `progress`
+and at last `done` (exit status 0) or `failed` (1). With `--stdin-commands` it takes one a line: `{"want": 3}`,
+`{"leave": ["w1"]}`, both in one, `{"exited": "w1"}` or `{"stop": true}`. A want in the journal is newer than `--want`.
+
+A refused connection gets `evict` with the reason, and is closed with code 1008.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from stretto.control import journal as journals
+from stretto.control.coordinator import handle, wake_s
+from stretto.control.events import (
+    Announced,
+    Closed,
+    Done,
+    Drop,
+    Effect,
+    Event,
+    Evicted,
+    Exited,
+    Failed,
+    Formed,
+    Journal,
+    Progress,
+    Received,
+    Refuse,
+    Send,
+    Slept,
+    Tick,
+    Want,
+)
+from stretto.control.roster import Settings, State
+from stretto.runtime.messages import Evict, Message, MessageError, decode, encode
+
+_MAX_BYTES = 2**24
+_REFUSED = 1008
+
+
+class Coordination:
+    """One job's coordinator, listening. Call its methods from the event loop it was started in."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        journal: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        watch: Callable[[Effect], None] = lambda effect: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings, self.host, self.port = settings, host, port
+        self._path, self._watch, self._clock = journal, watch, clock
+        self._lines: dict[int, _Line] = {}
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf
+        self._stopped = False
+
+    async def start(self) -> int:
+        """Read the journal, listen, and give the port."""
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[Done | Failed] = self._loop.create_future()
+        self._changed = asyncio.Event()
+        self._state = journals.replay(journals.read(self._path), self.settings, self._clock())
+        self._journal = journals.Journal(self._path)
+        # Heartbeats are our own; a peer that freezes keeps its connection, to learn that it is out when it wakes.
+        self._server: Server = await serve(
+            self._serve, self.host, self.port, ping_interval=None, max_size=_MAX_BYTES, close_timeout=1.0
+        )
+        self.port = next(iter(self._server.sockets)).getsockname()[1]
+        if self._state.done or self._state.failed:
+            self._finish(Failed(self._state.failed) if self._state.failed else Done())
+        self._dispatch(Tick())
+        return self.port
+
+    async def stop(self) -> None:
+        """Hang up. The workers train on, and come back to whoever reads the journal next."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._server.close()
+        await self._server.wait_closed()
+        self._journal.close()
+        self._end.cancel()
+
+    @property
+    def url(self) -> str:
+        return f"ws://{self.host}:{self.port}"
+
+    @property
+    def state(self) -> State:
+        """Everything known now; a frozen value."""
+        return self._state
+
+    def want(self, size: int, leavers: Iterable[str] = ()) -> None:
+        """So many workers; those named leave, otherwise the latest that came."""
+        if size < 1:
+            raise ValueError(f"a running job wants at least one worker, not {size}: stop the job instead")
+        self._dispatch(Want(size, tuple(leavers)))
+
+    def leave(self, workers: Iterable[str]) -> None:
+        """These leave at the next boundary; how many are wanted stays, so others may come in their place."""
+        self._dispatch(Want(None, tuple(workers)))
+
+    def exited(self, worker: str, incarnation: str = "") -> None:
+        """The backend confirms that the process is gone."""
+        self._dispatch(Exited(worker, incarnation))
+
+    async def finished(self) -> Done | Failed:
+        """Wait for the job's end."""
+        return await asyncio.shield(self._end)
+
+    async def until(self, condition: Callable[[State], bool]) -> State:
+        """Wait until the state is as asked for."""
+        while not condition(self._state):
+            await self._changed.wait()
+        return self._state
+
+    async def drained(self) -> None:
+        """Wait until all workers have hung up."""
+        while self._lines:
+            await self._changed.wait()
+
+    async def _serve(self, socket: ServerConnection) -> None:
+        self._count += 1
+        number = self._count
+        line = self._lines[number] = _Line(socket)
+        try:
+            async for text in socket:
+                self._hear(number, text)
+        except ConnectionClosed:
+            pass
+        finally:
+            del self._lines[number]
+            await line.close()
+            self._dispatch(Closed(number))
+
+    def _hear(self, number: int, text: str | bytes) -> None:
+        try:
+            message = decode(text)
+        except MessageError as error:
+            self._carry_out(Refuse(number, f"not understood: {error}"))
+            return
+        self._dispatch(Received(number, message))
+
+    def _dispatch(self, event: Event) -> None:
+        if self._stopped:
+            return
+        now_s = self._clock()
+        if now_s - self._due_s > self.settings.heartbeat_s:
+            # The process was stopped or the machine slept. What the workers said meanwhile is still to be read.
+            self._handle(Slept(now_s - self._due_s), now_s)
+        self._handle(event, now_s)
+        self._set_timer(now_s)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _handle(self, event: Event, now_s: float) -> None:
+        self._state, effects = handle(self._state, event, now_s)
+        self._carry_out_all(effects)
+
+    def _carry_out_all(self, effects: Sequence[Effect]) -> None:
+        """In order; records that follow each other share one write."""
+        records: list[journals.Record] = []
+        for effect in effects:
+            if isinstance(effect, Journal):
+                records.append(effect.record)
+                continue
+            self._write(records)
+            records = []
+            self._carry_out(effect)
+        self._write(records)
+
+    def _write(self, records: list[journals.Record]) -> None:
+        if not records:
+            return
+        try:
+            self._journal.write(records)
+        except OSError as error:
+            # What cannot be remembered must not be announced; the workers train on and wait for the next coordinator.
+            self._stopped = True
+            self._server.close()
+            if not self._end.done():
+                self._end.set_exception(error)
+            raise
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(connection, _, message):
+                if connection in self._lines:
+                    self._lines[connection].send(message)
+            case Refuse(connection, text):
+                if connection in self._lines:
+                    self._lines[connection].refuse(text)
+            case Drop(connection):
+                if connection in self._lines:
+                    self._lines[connection].hang_up()
+            case Done() | Failed():
+                self._finish(effect)
+        self._watch(effect)
+
+    def _finish(self, end: Done | Failed) -> None:
+        if not self._end.done():
+            self._end.set_result(end)
+
+    def _set_timer(self, now_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_s = due_s = wake_s(self._state, now_s)
+        self._timer = None if math.isinf(due_s) else self._loop.call_later(due_s - now_s, self._dispatch, Tick())
+
+
+class _Line:
+    """A connection with a queue of its own, so that a peer that does not read holds nobody up."""
+
+    def __init__(self, socket: ServerConnection) -> None:
+        self._socket = socket
+        self._queue: asyncio.Queue[str | tuple[int, str]] = asyncio.Queue()
+        self._task = asyncio.create_task(self._write())
+
+    def send(self, message: Message) -> None:
+        self._queue.put_nowait(encode(message))
+
+    def refuse(self, text: str) -> None:
+        self.send(Evict(reason=text))
+        self._queue.put_nowait((_REFUSED, text.encode()[:120].decode(errors="ignore")))
+
+    def hang_up(self) -> None:
+        self._queue.put_nowait((1000, "replaced by a newer connection"))
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _write(self) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                item = await self._queue.get()
+                if isinstance(item, tuple):
+                    await self._socket.close(*item)
+                    return
+                await self._socket.send(item)
+
+
+# As a process.
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    return asyncio.run(_run(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m stretto.control.coordination", description="One job's coordinator."
+    )
+    parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--token-file", type=Path, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--min", type=int, default=1, dest="min_workers")
+    parser.add_argument("--want", type=int, default=1)
+    parser.add_argument("--stdin-commands", action="store_true")
+    for period in _periods():
+        parser.add_argument(f"--{period.name.replace('_', '-')}", type=float, default=period.default)
+    return parser
+
+
+def _periods() -> list[dataclasses.Field[Any]]:
+    return [column for column in dataclasses.fields(Settings) if column.name.endswith("_s")]
+
+
+async def _run(options: argparse.Namespace) -> int:
+    settings = Settings(
+        token=options.token_file.read_text().strip(),
+        min_workers=options.min_workers,
+        want=options.want,
+        **{period.name: getattr(options, period.name) for period in _periods()},
+    )
+    coordination = Coordination(settings, options.journal, host=options.host, port=options.port, watch=_print_effect)
+    _print({"event": "listening", "port": await coordination.start()})
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(coordination.finished())]
+    commands = asyncio.create_task(_obey(coordination, stop)) if options.stdin_commands else None
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            return 0
+        end = await tasks[1]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(coordination.drained(), 5.0)
+        return 1 if isinstance(end, Failed) else 0
+    finally:
+        for task in (*tasks, commands):
+            if task is not None:
+                task.cancel()
+        await coordination.stop()
+
+
+async def _obey(coordination: Coordination, stop: asyncio.Event) -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while text := await reader.readline():
+        try:
+            _command(coordination, json.loads(text), stop)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            _print({"event": "refused", "command": text.decode(errors="replace").strip(), "reason": str(error)})
+
+
+def _command(coordination: Coordination, command: dict[str, Any], stop: asyncio.Event) -> None:
+    unknown = set(command) - {"want", "leave", "exited", "incarnation", "stop"}
+    if unknown or not command:
+        raise ValueError(f"unknown command {', '.join(sorted(unknown)) or '(none)'}: say want, leave, exited or stop")
+    if "want" in command:
+        coordination.want(int(command["want"]), command.get("leave", ()))
+    elif "leave" in command:
+        coordination.leave(command["leave"])
+    if "exited" in command:
+        coordination.exited(command["exited"], command.get("incarnation", ""))
+    if command.get("stop"):
+        stop.set()
+
+
+def _print_effect(effect: Effect) -> None:
+    if isinstance(effect, (Announced, Formed, Evicted, Progress, Done, Failed)):
+        _print({"event": type(effect).__name__.lower(), **dataclasses.asdict(effect)})
+
+
+def _print(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

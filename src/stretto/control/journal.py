@@ -1,0 +1,175 @@
+"""What must survive the coordinator: one JSON object a line, on disk before anything is said that depends on it.
+
+Only what workers cannot tell again is written: generations, which of them was formed, who is out, what was wanted,
+finished loops, the reference fingerprint and the job's end. Times are not: `replay` starts every clock anew, and gives
+everybody the restart's grace to come back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from stretto.control.roster import Generation, Settings, State, Worker
+
+Record: TypeAlias = Mapping[str, Any]
+
+
+def generation_record(state: State, gen: Generation) -> Record:
+    """With everything needed to know its members again."""
+    concerned = [state.workers[key] for key in (*gen.members, *gen.leavers)]
+    return {
+        "kind": "generation",
+        "number": gen.number,
+        "members": list(gen.members),
+        "leavers": list(gen.leavers),
+        "planned": gen.planned,
+        "attempt": gen.attempt,
+        "workers": [
+            {
+                "name": w.name,
+                "incarnation": w.incarnation,
+                "address": w.address,
+                "order": w.order,
+                "holds_state": w.holds_state,
+            }
+            for w in concerned
+        ],
+    }
+
+
+def replay(records: Iterable[Record], settings: Settings, now_s: float = 0.0) -> State:
+    """The state of a coordinator that starts now: nobody is connected, nobody is lost yet."""
+    state = State(settings=settings, want=settings.want)
+    for record in records:
+        state = _apply(state, record, now_s)
+    return state
+
+
+def _apply(state: State, record: Record, now_s: float) -> State:
+    kind = record["kind"]
+    if kind == "generation":
+        return _announced(state, record, now_s)
+    if kind == "formed":
+        return _formed(state, record, now_s)
+    if kind == "out":
+        return _out(state, record, now_s)
+    if kind == "want":
+        return replace(
+            state,
+            want=record["size"],
+            leaving=state.leaving | set(record["leaving"]),
+            unexpected=frozenset(record["unexpected"]),
+        )
+    if kind == "loops":
+        return replace(state, loops_done=record["done"])
+    if kind == "fingerprint":
+        return replace(state, fingerprint=record["fingerprint"], fingerprint_of=record["worker"])
+    if kind == "failed":
+        return replace(state, failed=record["reason"])
+    if kind == "done":
+        return replace(state, done=True)
+    raise ValueError(f"the journal has a record of unknown kind {kind!r}; it was written by a newer version")
+
+
+def _announced(state: State, record: Record, now_s: float) -> State:
+    for known in record["workers"]:
+        before = state.workers.get(known["incarnation"])
+        worker = before or Worker(**known, heard_s=now_s, away_s=now_s + state.settings.restart_grace_s, ready=True)
+        worker = replace(worker, holds_state=worker.holds_state or known["holds_state"])
+        state = replace(state.with_worker(worker), joined=max(state.joined, worker.order))
+    gen = Generation(
+        number=record["number"],
+        members=tuple(record["members"]),
+        leavers=tuple(record["leavers"]),
+        planned=record["planned"],
+        attempt=record["attempt"],
+        announced_s=now_s,
+    )
+    return replace(state, open=(*state.open, gen), number=gen.number)
+
+
+def _formed(state: State, record: Record, now_s: float) -> State:
+    number = record["number"]
+    state = replace(state, open=tuple(g for g in state.open if g.number >= number))
+    gen = replace(state.open[0], taken_s=now_s, start=record["applied"])
+    for key in gen.members:
+        state = state.with_worker(replace(state.workers[key], applied=record["applied"], member_of=number))
+    first = state.workers[record["by"]]
+    return state.with_worker(replace(first, holds_state=True)).with_generation(gen)
+
+
+def _out(state: State, record: Record, now_s: float) -> State:
+    known = {name: record[name] for name in ("name", "incarnation", "address", "order")}
+    before = state.workers.get(record["incarnation"]) or Worker(**known, heard_s=now_s)
+    gone = replace(before, out=record["reason"], ended=record["ended"], finished=record["finished"])
+    return state.with_worker(gone)
+
+
+def out_record(worker: Worker) -> Record:
+    return {
+        "kind": "out",
+        "name": worker.name,
+        "incarnation": worker.incarnation,
+        "address": worker.address,
+        "order": worker.order,
+        "reason": worker.out,
+        "ended": worker.ended,
+        "finished": worker.finished,
+    }
+
+
+def read(path: Path) -> list[Record]:
+    """All whole lines. A torn last line was never announced: it is cut off, so that the next one starts clean."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    whole, end, torn = text.rpartition(b"\n")
+    if torn:
+        with path.open("r+b") as file:
+            file.truncate(len(whole) + len(end))
+            os.fsync(file.fileno())
+    return [_line(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
+
+
+def _line(path: Path, number: int, line: bytes) -> Record:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(
+            f"{path}:{number}: damaged journal line ({error}); restore the file or start the job anew"
+        ) from None
+    if not isinstance(record, dict) or "kind" not in record:
+        raise ValueError(f"{path}:{number}: not a journal record")
+    return record
+
+
+class Journal:
+    """The file, open for appending. `write` returns when the records are on disk."""
+
+    def __init__(self, path: Path) -> None:
+        new = not path.exists()
+        self._file = path.open("ab")
+        if new:
+            _sync_folder(path.parent)
+
+    def write(self, records: Iterable[Record]) -> None:
+        self._file.write(b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

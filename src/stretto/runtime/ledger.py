@@ -1,0 +1,347 @@
+"""The ledger: which samples were really fed to the model, on disk, and the audit that adds it up.
+
+Each worker process appends to a file of its own, and writes down what it feeds *before* its gradient can count,
+never what it thinks it should feed. A line is one `write` to a file opened for appending, so after `kill -9` all
+lines but the last are whole. Nothing is synced: the ledger survives the process, not the machine.
+
+    ledger 1 <worker>                                        first line
+    fed <loop> <step> <generation> <samples>                 before the slice's gradient is contributed
+    applied <loop> <step> <generation>                       the optimizer ran
+    restored <loop> <step> <generation>                      a checkpoint was restored; <loop> <step> come next
+
+<samples> is `start-stop` for a run of neighbours, otherwise base64 of little-endian integers after their width; each
+line ends with its checksum. With accumulated gradients every batch is a step of its own here.
+
+Which generation counts? A step counts in the highest one in which anybody applied it: had an earlier result survived,
+no later generation would have done the step again. A restore in generation r voids everything from its cursor on that
+generations below r did. What was fed in other generations had no effect on the weights that are left.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.runtime.order import Loop, Order
+
+SUFFIX = ".ledger"
+_FIRST = "ledger 1 "
+_WIDTHS = ((1 << 16, "u2"), (1 << 32, "u4"), (1 << 63, "i8"))
+_SHOWN = 8
+
+Place = tuple[int, int]
+"""Loop and step."""
+Samples = NDArray[np.int64]
+
+
+class LedgerError(Exception):
+    """A ledger that cannot be written or read; names the file and, where there is one, the line."""
+
+
+class AuditError(AssertionError):
+    """The ledger does not add up."""
+
+
+class Ledger:
+    """The file of one worker process. `path` must not exist: put the incarnation into its name."""
+
+    def __init__(self, path: str | os.PathLike[str], worker: str) -> None:
+        self.path = Path(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self._file = os.open(self.path, flags, 0o644)
+        except FileExistsError:
+            raise LedgerError(f"{self.path} exists: each process needs a ledger of its own") from None
+        self._write(_FIRST + quote(worker, safe=""))
+
+    def fed(self, loop: int, step: int, generation: int, indices: Sequence[int] | NDArray[np.integer]) -> None:
+        """These samples go through the model now. Call it before their gradient is contributed; nothing for none."""
+        if len(indices):
+            self._write(f"fed {loop} {step} {generation} {_encode(indices)}")
+
+    def applied(self, loop: int, step: int, generation: int) -> None:
+        """The optimizer ran for this step."""
+        self._write(f"applied {loop} {step} {generation}")
+
+    def restored(self, loop: int, step: int, generation: int) -> None:
+        """A checkpoint was restored in this generation; this loop and step are the first to be done again."""
+        self._write(f"restored {loop} {step} {generation}")
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, text: str) -> None:
+        body = text.encode()
+        line = b"%s %08x\n" % (body, zlib.crc32(body))
+        if self._file < 0:
+            raise LedgerError(f"{self.path} is closed")
+        if os.write(self._file, line) != len(line):
+            self.close()  # another line behind a torn one would hide both
+            raise LedgerError(f"{self.path}: a line could not be written whole; is the disk full?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One thing that does not add up.
+
+    missing    samples of the step's batch that nobody fed
+    doubled    samples that were fed more than once
+    foreign    samples that are not in the step's batch
+    undone     a step that nobody applied
+    beyond     a step that the loop does not have
+    lost       a step whose result a later generation did not build on
+    reapplied  a step that one process applied twice
+    epoch      samples that a whole epoch did not have exactly once
+    """
+
+    kind: str
+    loop: int
+    step: int
+    generation: int = 0
+    indices: tuple[int, ...] = ()
+    workers: tuple[str, ...] = ()
+    """Who fed these samples; for missing ones: who fed the rest."""
+
+    def __str__(self) -> str:
+        text = f"{self.kind}: loop {self.loop} step {self.step} generation {self.generation}"
+        if self.indices:
+            shown = ", ".join(map(str, self.indices[:_SHOWN])) + (", …" if len(self.indices) > _SHOWN else "")
+            text += f": {len(self.indices)} samples ({shown})"
+        return text + (f" by {', '.join(self.workers)}" if self.workers else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What the ledgers of a job say."""
+
+    faults: tuple[Fault, ...]
+    steps: int
+    """Steps that count."""
+    samples: int
+    """Samples fed in them."""
+    discarded: int
+    """Samples fed in vain: of steps that were done again."""
+    torn: tuple[str, ...] = ()
+    """Files whose last line is torn: their process was killed while it wrote."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+    def check(self) -> None:
+        """Raises `AuditError` with the first faults unless everything adds up."""
+        if self.faults:
+            rest = len(self.faults) - _SHOWN
+            lines = [str(fault) for fault in self.faults[:_SHOWN]] + ([f"and {rest} more"] if rest > 0 else [])
+            raise AuditError("the ledger does not add up:\n  " + "\n  ".join(lines))
+
+
+def ledger_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """The ledgers in a folder."""
+    return sorted(Path(folder).glob("*" + SUFFIX))
+
+
+def audit(
+    files: Iterable[str | os.PathLike[str]], loops: Mapping[int, Loop], *, stopped: Mapping[int, int] | None = None
+) -> Audit:
+    """Adds up the ledgers of a job: each step's samples exactly once, each epoch's samples exactly once.
+
+    `loops` are all loops the job had; `stopped` says for those that ended early after how many steps.
+    """
+    book = _Book()
+    for path in files:
+        book.read(Path(path))
+    book.void()
+    faults: list[Fault] = []
+    counted = samples = 0
+    for number, loop in sorted(loops.items()):
+        steps = (stopped or {}).get(number, loop.total_steps)
+        done, fed, found = _audit_loop(book, number, loop, steps)
+        counted, samples = counted + done, samples + fed
+        faults += found
+    faults += _beyond(book, loops)
+    faults += _lost(book)
+    faults += book.reapplied()
+    discarded = sum(len(part) for parts in book.fed.values() for _, part in parts) + book.voided - samples
+    return Audit(faults=tuple(faults), steps=counted, samples=samples, discarded=discarded, torn=tuple(book.torn))
+
+
+@dataclass
+class _Book:
+    """All lines of all files, sorted by what they speak of."""
+
+    fed: dict[tuple[Place, int], list[tuple[str, Samples]]] = field(default_factory=lambda: defaultdict(list))
+    applied: list[tuple[Place, int, str]] = field(default_factory=list)
+    """Place, generation and file, in the order of the file."""
+    restored: list[tuple[Place, int]] = field(default_factory=list)
+    counting: dict[Place, int] = field(default_factory=dict)
+    workers: dict[str, str] = field(default_factory=dict)
+    torn: list[str] = field(default_factory=list)
+    voided: int = 0
+
+    def read(self, path: Path) -> None:
+        name = str(path)
+        if name in self.workers:
+            raise LedgerError(f"{name} is named twice")
+        self.workers[name] = path.name
+        for number, body in self._lines(path):
+            try:
+                self._take(name, body)
+            except (ValueError, IndexError) as error:
+                raise LedgerError(f"{name}:{number}: not a line of a ledger: {error}") from None
+
+    def _lines(self, path: Path) -> Iterator[tuple[int, str]]:
+        whole, _, rest = path.read_bytes().rpartition(b"\n")
+        if rest:
+            self.torn.append(str(path))
+        for number, line in enumerate(whole.split(b"\n") if whole else (), 1):
+            body, _, checksum = line.rpartition(b" ")
+            if b"%08x" % zlib.crc32(body) != checksum:
+                raise LedgerError(f"{path}:{number}: the checksum does not match: {line[:60]!r}")
+            if (number == 1) != body.startswith(_FIRST.encode()):
+                raise LedgerError(f"{path}:{number}: the line {_FIRST!r} must be the first, and only that")
+            yield number, body.decode()
+
+    def _take(self, name: str, body: str) -> None:
+        if body.startswith(_FIRST):
+            self.workers[name] = unquote(body.removeprefix(_FIRST))
+            return
+        kind, *rest = body.split(" ")
+        place, generation = (int(rest[0]), int(rest[1])), int(rest[2])
+        if kind == "fed":
+            self.fed[place, generation].append((self.workers[name], _decode(rest[3])))
+        elif kind == "applied":
+            self.applied.append((place, generation, name))
+        elif kind == "restored":
+            self.restored.append((place, generation))
+        else:
+            raise ValueError(f"unknown kind {kind!r}")
+
+    def void(self) -> None:
+        """Takes out what restores made void, and finds the generation that counts for each step."""
+        for key in [key for key in self.fed if self._is_void(*key)]:
+            self.voided += sum(len(part) for _, part in self.fed.pop(key))
+        self.applied = [line for line in self.applied if not self._is_void(line[0], line[1])]
+        for place, generation, _ in self.applied:
+            self.counting[place] = max(generation, self.counting.get(place, generation))
+
+    def _is_void(self, place: Place, generation: int) -> bool:
+        return any(generation < restored and place >= cursor for cursor, restored in self.restored)
+
+    def reapplied(self) -> Iterator[Fault]:
+        """A process only goes forward: the state it has includes every step it applied."""
+        last: dict[str, Place] = {}
+        for place, generation, name in self.applied:
+            if name in last and place <= last[name]:
+                worker = (self.workers[name],)
+                yield Fault(kind="reapplied", loop=place[0], step=place[1], generation=generation, workers=worker)
+            last[name] = max(place, last.get(name, place))
+
+
+def _audit_loop(book: _Book, number: int, loop: Loop, steps: int) -> tuple[int, int, list[Fault]]:
+    order, faults = Order(loop), []
+    counted = samples = 0
+    seen: list[Samples] = []
+    for step in range(steps):
+        generation = book.counting.get((number, step))
+        if generation is None:
+            faults.append(Fault(kind="undone", loop=number, step=step))
+        else:
+            parts = book.fed.get(((number, step), generation), [])
+            faults += _audit_step(number, step, generation, parts, order.indices(step))
+            counted += 1
+            seen += [part for _, part in parts]
+        if (step + 1) % loop.steps_per_epoch == 0:
+            faults += _audit_epoch(number, step, loop, seen)
+            samples += sum(map(len, seen))
+            seen = []
+    return counted, samples + sum(map(len, seen)), faults
+
+
+def _audit_step(
+    loop: int, step: int, generation: int, parts: list[tuple[str, Samples]], batch: Samples
+) -> Iterator[Fault]:
+    fed = _join([part for _, part in parts])
+    found, times = np.unique(fed, return_counts=True)
+    for kind, wrong in (
+        ("missing", np.setdiff1d(batch, found)),
+        ("doubled", found[times > 1]),
+        ("foreign", np.setdiff1d(found, batch)),
+    ):
+        if len(wrong):
+            who = [worker for worker, part in parts if kind == "missing" or np.isin(part, wrong).any()]
+            yield Fault(
+                kind=kind,
+                loop=loop,
+                step=step,
+                generation=generation,
+                indices=tuple(wrong.tolist()),
+                workers=tuple(dict.fromkeys(who)),
+            )
+
+
+def _audit_epoch(number: int, step: int, loop: Loop, seen: list[Samples]) -> Iterator[Fault]:
+    """Does not ask the order what an epoch is, so that a wrong order is found too."""
+    fed = _join(seen)
+    times = np.bincount(fed[fed < loop.samples], minlength=loop.samples)
+    wrong = np.flatnonzero(times > 1 if loop.drop_last else times != 1)
+    outside = fed[fed >= loop.samples]
+    if len(wrong) or len(outside):
+        yield Fault(kind="epoch", loop=number, step=step, indices=(*wrong.tolist(), *outside.tolist()))
+
+
+def _beyond(book: _Book, loops: Mapping[int, Loop]) -> Iterator[Fault]:
+    for (number, step), generation in sorted(book.counting.items()):
+        if number not in loops or step >= loops[number].total_steps:
+            yield Fault(kind="beyond", loop=number, step=step, generation=generation)
+
+
+def _lost(book: _Book) -> Iterator[Fault]:
+    """Who applies a step in generation g has the state after the step before, so that one counts in g or below."""
+    highest = 0
+    for (number, step), generation in sorted(book.counting.items()):
+        if generation < highest:
+            yield Fault(kind="lost", loop=number, step=step, generation=generation)
+        highest = max(highest, generation)
+
+
+def _join(parts: list[Samples]) -> Samples:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def _encode(indices: Sequence[int] | NDArray[np.integer]) -> str:
+    array = np.asarray(indices)
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or array.ndim != 1 or array.dtype.kind not in "iu":
+        raise LedgerError("samples must be a flat list of integers from 0")
+    if high - low == len(array) - 1 and (len(array) == 1 or bool((array[1:] - array[:-1] == 1).all())):
+        return f"{low}-{high + 1}"
+    width = next(width for bound, width in _WIDTHS if high < bound)
+    return f"{width}:{base64.b64encode(array.astype('<' + width).tobytes()).decode()}"
+
+
+def _decode(text: str) -> Samples:
+    width, found, packed = text.partition(":")
+    if found:
+        if width not in {known for _, known in _WIDTHS}:
+            raise ValueError(f"unknown width {width!r}")
+        return np.frombuffer(base64.b64decode(packed, validate=True), dtype="<" + width).astype(np.int64)
+    start, _, stop = text.partition("-")
+    return np.arange(int(start), int(stop), dtype=np.int64)

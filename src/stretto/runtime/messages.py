@@ -1,0 +1,237 @@
+"""What workers and their coordinator say to each other: JSON objects with a `kind`.
+
+A worker says hello first, then whatever happened; the coordinator answers with what to do. Plain dataclasses: this
+module is loaded in every user's environment. An object with an unknown kind, a missing field or a wrong type is refused
+with `MessageError`; fields that are not known are passed over, so that a newer peer may say more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+
+PROTOCOL = 1
+
+
+class MessageError(ValueError):
+    """What arrived is not a message of ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """Base of all; `kind` is the class name in lower case with underscores."""
+
+
+# From a worker.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello(Message):
+    """The first message on every connection, also after a reconnection."""
+
+    worker: str
+    incarnation: str
+    """Chosen at the start of the process: tells a reconnection from a second process with the same name."""
+    token: str
+    address: str
+    """Where its rendezvous store listens, host:port."""
+    generation: int = 0
+    """The one it is in; 0 before its first."""
+    applied: int = 0
+    holds_state: bool = False
+    ready: bool = False
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready(Message):
+    """The script asked for its first batch. The fingerprint must be the same on all workers of the job."""
+
+    fingerprint: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formed(Message):
+    """Connected to everybody of the generation, and holding the state after `applied` steps."""
+
+    generation: int
+    applied: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committed(Message):
+    """The first commit of a generation."""
+
+    generation: int
+    applied: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(Message):
+    """The group of this generation does not work any more, or could not be formed."""
+
+    generation: int
+    cause: str
+    suspects: tuple[str, ...] = ()
+    """Members that could not be reached, where that is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat(Message):
+    generation: int
+    loop: int
+    step: int
+    """The step under way in that loop."""
+    applied: int
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopEnd(Message):
+    """Waits at the end of a loop. `how`: `end`, `stop` (agreed) or `break` (its script left the loop)."""
+
+    generation: int
+    loop: int
+    applied: int
+    how: str = "end"
+    step: int = -1
+    """The step under way when its script left the loop, as heartbeats count it; -1 if not said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bye(Message):
+    """The last message: `left` (as asked), `finished` (the script has ended) or `error` (with its text)."""
+
+    reason: str
+    text: str = ""
+
+
+# From the coordinator.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome(Message):
+    generation: int
+    loops_done: int
+    """Loops below this number are finished: their batches are not handed out again."""
+    heartbeat_s: float
+    lease_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    worker: str
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch(Message):
+    """A generation: exactly these members, ranked in this order; the first one's store is used."""
+
+    generation: int
+    members: tuple[Peer, ...]
+    leavers: tuple[str, ...] = ()
+    planned: bool = False
+    loops_done: int = 0
+    """As in `Welcome`, at the time of this list."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release(Message):
+    """To a leaver: nobody needs its state any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class End(Message):
+    """Everybody is at the end of the loop."""
+
+    loop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fail(Message):
+    """The job has failed; the worker raises this and ends."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evict(Message):
+    """To a worker that is out: end without writing anything."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alive(Message):
+    """Answers a heartbeat, and prolongs the lease."""
+
+
+KINDS: dict[str, type[Message]] = {
+    "hello": Hello,
+    "ready": Ready,
+    "formed": Formed,
+    "committed": Committed,
+    "broken": Broken,
+    "heartbeat": Heartbeat,
+    "loop_end": LoopEnd,
+    "bye": Bye,
+    "welcome": Welcome,
+    "switch": Switch,
+    "release": Release,
+    "end": End,
+    "fail": Fail,
+    "evict": Evict,
+    "alive": Alive,
+}
+_NAMES = {cls: kind for kind, cls in KINDS.items()}
+
+
+def encode(message: Message) -> str:
+    """One line of JSON."""
+    return json.dumps({"kind": _NAMES[type(message)], **dataclasses.asdict(message)}, separators=(",", ":"))
+
+
+def decode(text: str | bytes) -> Message:
+    """The message that was encoded, or `MessageError`."""
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise MessageError(f"not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise MessageError("not an object")
+    kind = KINDS.get(str(given.get("kind")))
+    if kind is None:
+        raise MessageError(f"unknown kind {given.get('kind')!r}; known: {', '.join(KINDS)}")
+    return typing.cast(Message, _build(kind, given))
+
+
+def _build(cls: type, given: dict[str, object]) -> object:
+    found = {}
+    hints = typing.get_type_hints(cls)
+    for column in dataclasses.fields(cls):
+        if column.name in given:
+            found[column.name] = _read(f"{cls.__name__}.{column.name}", hints[column.name], given[column.name])
+        elif column.default is dataclasses.MISSING and column.default_factory is dataclasses.MISSING:
+            raise MessageError(f"{cls.__name__}.{column.name} is missing")
+    return cls(**found)
+
+
+def _read(name: str, wanted: typing.Any, given: object) -> object:
+    origin = typing.get_origin(wanted)
+    if origin is tuple and isinstance(given, list):
+        return tuple(_read(name, typing.get_args(wanted)[0], item) for item in given)
+    if origin is dict and isinstance(given, dict):
+        return {str(key): _read(name, typing.get_args(wanted)[1], item) for key, item in given.items()}
+    if dataclasses.is_dataclass(wanted) and isinstance(given, dict):
+        return _build(typing.cast(type, wanted), given)
+    if wanted is float and isinstance(given, int) and not isinstance(given, bool):
+        return float(given)
+    if isinstance(origin, types.GenericAlias) or origin is not None or not isinstance(given, wanted):
+        raise MessageError(f"{name}: expected {getattr(wanted, '__name__', wanted)}, got {type(given).__name__}")
+    if wanted is int and isinstance(given, bool):
+        raise MessageError(f"{name}: expected int, got bool")
+    return given

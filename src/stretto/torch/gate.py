@@ -1,0 +1,116 @@
+"""Where a user's calls are let through, or not: optimizer, scheduler and scaler while a batch is done in parts.
+
+A batch may take several passes through the loop's body (micro-batches), and may have to be done again. So `step` of
+everything counts only in the last pass, and only if the gradient of the whole batch arrived. Schedulers and scalers are
+noted as they are made, so that scripts need not register them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
+
+from stretto.torch.state import Stateful
+
+_made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""Schedulers and scalers, numbered as they were made."""
+
+
+class Gate:
+    """Open or closed, by the pass through the body and by what became of the gradient."""
+
+    def __init__(self) -> None:
+        self.last = True
+        self.arrived: Callable[[], bool] = lambda: True
+        """Whether the gradient of the whole batch is there."""
+        self.steps = 0
+        """Optimizer steps in this batch."""
+
+    def begin(self, first: bool, last: bool) -> None:
+        """A pass through the body begins."""
+        self.last = last
+        if first:
+            self.steps = 0
+
+    @property
+    def steps_now(self) -> bool:
+        return self.last and self.arrived()
+
+
+def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], None]) -> None:
+    """Put the optimizer behind the gate; `before` is called before a step, and may find that the gate must close."""
+    step = given.step
+
+    def gated_step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
+        if not gate.steps_now:
+            return None
+        if closure is not None:
+            raise TypeError("optimizers that call a closure (LBFGS) evaluate the model several times: not supported")
+        before()
+        if not gate.steps_now:
+            return None
+        gate.steps += 1
+        return step()
+
+    given.step = types.MethodType(gated_step, given)  # type: ignore[method-assign]
+
+
+def helpers(optimizers: list[torch.optim.Optimizer], gate: Gate) -> list[Stateful]:
+    """Schedulers of these optimizers, and scalers, in the order in which they were made; put behind the gate."""
+    ours = {id(given) for given in optimizers}
+    found = [
+        helper
+        for helper in _made
+        if not isinstance(helper, LRScheduler) or id(getattr(helper, "optimizer", None)) in ours
+    ]
+    found.sort(key=lambda helper: _made[helper])
+    for helper in found:
+        if not hasattr(type(helper), "_stretto_gate"):
+            _close(helper, gate)
+    return found
+
+
+def forget_scaling(helper: Any) -> None:
+    """Let a scaler begin the batch anew: it remembers which optimizers it has unscaled."""
+    if isinstance(helper, torch.amp.GradScaler):
+        helper._per_optimizer_states.clear()
+
+
+def _close(helper: Any, gate: Gate) -> None:
+    """Give the object a class of its own whose methods ask the gate: its state stays free of ours."""
+    base = type(helper)
+    names = ("step",) if isinstance(helper, LRScheduler) else ("step", "update", "unscale_")
+
+    def gated(name: str) -> Callable[..., Any]:
+        method = getattr(base, name)
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return method(self, *args, **kwargs) if gate.steps_now else None
+
+        call.__name__ = name
+        return call
+
+    helper.__class__ = type(base.__name__, (base,), {"_stretto_gate": gate, **{name: gated(name) for name in names}})
+
+
+def _note(cls: type) -> None:
+    """Have every object of the class noted when it is made."""
+    init = cls.__init__  # type: ignore[misc]
+
+    def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if self not in _made:
+            _made[self] = next(_numbers)
+
+    cls.__init__ = noting  # type: ignore[misc]
+
+
+_numbers = itertools.count()
+for _kind in (LRScheduler, ReduceLROnPlateau, SequentialLR, ChainedScheduler, torch.amp.GradScaler):
+    _note(_kind)

@@ -1,0 +1,581 @@
+"""The elastic job of a PyTorch script: `join`, then an ordinary loop.
+
+All membership work happens when the loop asks for its next batch, never inside its body: there the step that the body
+did is settled (applied, or to be done again), a new generation is entered if one is due, and the next global batch is
+cut for whoever is in. Outside Stretto the same script is a world of one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from stretto.errors import StrettoError
+from stretto.runtime.channel import NoCoordinator
+from stretto.runtime.ledger import SUFFIX, Ledger
+from stretto.runtime.member import Evicted
+from stretto.runtime.messages import Bye
+from stretto.runtime.order import Loop, Order, micro, slices
+from stretto.torch import gate as gates
+from stretto.torch import virtual
+from stretto.torch.bitwise import VirtualReducer
+from stretto.torch.checkpoints import EVERY_S, Checkpoints
+from stretto.torch.data import Batch, Part, Reader
+from stretto.torch.gate import Gate
+from stretto.torch.reducer import Reducer
+from stretto.torch.state import Holder, Rollback, Stateful
+from stretto.torch.virtual import Passes
+from stretto.torch.world import Cursor, World
+
+Module = TypeVar("Module", bound=nn.Module)
+AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
+AnyStateful = TypeVar("AnyStateful", bound=Stateful)
+
+
+class TrainingError(StrettoError):
+    """The loop cannot go on; the message says why and what to change."""
+
+    code = "training"
+
+
+# What rides on every reduction, one number each, added up over the members.
+_AHEAD, _AHEAD_SQUARED, _STOP, _SKIPPED, _STEPS, _STEPS_SQUARED = range(6)
+FLAGS = 6
+
+
+class Job:
+    """What `join` returns."""
+
+    def __init__(
+        self, device: torch.device, folder: Path | None, world: World | None, holder: Holder, virtual_ranks: int
+    ) -> None:
+        self.device, self.folder, self.world = device, folder, world
+        self.holder = holder
+        self.virtual_ranks = virtual_ranks
+        """In bitwise mode; else 0."""
+        self.gate = Gate()
+        self.holder.helpers = lambda: gates.helpers(self.holder.optimizers, self.gate)
+        self.cursor = Cursor()
+        self.reducer: Reducer | VirtualReducer | None = None
+        self.passes: Passes | None = None
+        self.checkpoints = None
+        if folder is not None:
+            every_s = float(os.environ.get("STRETTO_CHECKPOINT_S", EVERY_S))
+            self.checkpoints = Checkpoints(folder / "checkpoints", holder, every_s)
+        self._ledger: Ledger | None = None
+        self._loops = 0
+        self._inside = False
+        self._stopping = False
+        self._steps_before = 0
+        self._sent = np.zeros(FLAGS)
+        self._undo: tuple[str, list[torch.Tensor]] | None = None
+        self._metrics: dict[str, float] = {}
+        if world is not None:
+            world.restore = self._restore
+
+    # Where this worker is.
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank if self.world is not None else 0
+
+    @property
+    def size(self) -> int:
+        """How many workers train at this moment."""
+        return self.world.size if self.world is not None else 1
+
+    @property
+    def generation(self) -> int:
+        return self.world.member.generation if self.world is not None else 0
+
+    @property
+    def step(self) -> int:
+        """Steps applied so far, over all loops."""
+        return self.cursor.applied
+
+    # What belongs to the job.
+
+    def model(self, module: Module) -> Module:
+        """Register a model: its parameters, buffers and gradients are kept alike on all workers."""
+        module.to(self.device)
+        self.holder.models.append(module)
+        return module
+
+    def optimizer(self, optimizer: AnyOptimizer) -> AnyOptimizer:
+        """Register an optimizer: its `step` counts for the whole job."""
+        gates.optimizer(optimizer, self.gate, self._before_step)
+        self.holder.optimizers.append(optimizer)
+        return optimizer
+
+    def keep(self, name: str, extra: AnyStateful) -> AnyStateful:
+        """Register anything else with a state: it travels to newcomers and into checkpoints, and is rolled back."""
+        if name in self.holder.extras:
+            raise TrainingError(f"there is a part called {name!r} already", hint="give every part a name of its own")
+        self.holder.extras[name] = extra
+        return extra
+
+    def report(self, **metrics: Any) -> None:
+        """Figures of this step, for whoever watches the job."""
+        if not self.gate.steps_now:
+            return
+        for name, value in metrics.items():
+            number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+            if name == "loss" and math.isnan(number):
+                raise TrainingError(
+                    f"the loss is not a number at step {self.cursor.step} of loop {self.cursor.loop}",
+                    hint="lower the learning rate, clip gradients or look at the data of this step",
+                )
+            self._metrics[name] = number
+        if self.world is not None:
+            with self.world.member.changed:
+                self.world.member.metrics = dict(self._metrics)
+
+    def stop(self) -> None:
+        """End the loop for all workers, at the same step: the next boundary at which all know of it."""
+        self._stopping = True
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole state to a file, from one worker."""
+        from stretto.torch.checkpoints import write_file
+
+        if self.rank == 0:
+            write_file(Path(path), *self.holder.take(self.cursor))
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Take over a state that `save` wrote; before the first batch, on all workers alike."""
+        from stretto.torch.checkpoints import read_file
+
+        if self._loops:
+            raise TrainingError("restore() comes before the first batches()", hint="move it up")
+        self.cursor = Cursor(*self.holder.put(*read_file(Path(path))))
+
+    # The loop.
+
+    def batches(
+        self,
+        dataset: Dataset[Any],
+        *,
+        size: int,
+        epochs: int = 1,
+        seed: int = 0,
+        per_worker: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        workers: int = 0,
+        pin_memory: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> Iterator[Batch]:
+        """Global batches of `size` samples, of which each worker gets its slice, `per_worker` samples at a time."""
+        samples = len(dataset)  # type: ignore[arg-type]
+        loop = Loop(samples=samples, size=size, epochs=epochs, seed=seed, shuffle=shuffle, drop_last=drop_last)
+        reader = Reader(dataset, seed, collate=collate, workers=workers, pin_memory=pin_memory)
+        number, self._loops = self._loops, self._loops + 1
+        return self._loop(number, loop, reader, per_worker)
+
+    def _loop(self, number: int, loop: Loop, reader: Reader, per_worker: int | None) -> Iterator[Batch]:
+        self._close_last_loop()
+        if not self._enter(number, loop):
+            return
+        self._inside, how = True, "end"
+        order = Order(loop)
+        cut = self._follow(order, reader, per_worker)
+        while self.cursor.step < loop.total_steps and self.cursor.loop == number and not self.cursor.over:
+            step = self.cursor.step
+            parts = list(self._parts(order, step, per_worker))
+            rollback = self._begin(loop, step, parts)
+            for i, part in enumerate(parts):
+                batch = reader.read(part)
+                self._feed(loop, number, part, parts, i)
+                try:
+                    yield batch
+                except GeneratorExit:
+                    self._leave_early()
+                    raise
+            if self._settle(rollback):
+                how = "stop"
+                break
+            if (self.rank, self.size, self.cursor.step) != (*cut, step + 1):
+                cut = self._follow(order, reader, per_worker)
+        self._inside = False
+        if self.cursor.loop == number:
+            self._end("stop" if self.cursor.over else how)
+
+    def _parts(self, order: Order, step: int, per_worker: int | None) -> Iterator[Part]:
+        if self.virtual_ranks:
+            return virtual.parts(order, step, self.rank, self.size, self.virtual_ranks)
+        return _parts(order, step, self.rank, self.size, per_worker)
+
+    def _enter(self, number: int, loop: Loop) -> bool:
+        """Be in this loop; False if the job is past it."""
+        self.holder.helpers()
+        if self.reducer is None:
+            if self.virtual_ranks:
+                self.reducer = VirtualReducer(self.holder.parameters(), self.virtual_ranks, flags=FLAGS)
+                self.passes = Passes(self.holder, self.reducer, self.virtual_ranks, loop.seed)
+            else:
+                self.reducer = Reducer(self.holder.parameters(), flags=FLAGS)
+            self.gate.arrived = lambda: self.reducer is None or self.reducer.failed is None
+        if self.world is None:
+            self.cursor = Cursor(number, self.cursor.step if self.cursor.loop == number else 0, self.cursor.applied)
+            return self.cursor.loop <= number
+        if number < max(self.world.member.loops_done, self.cursor.loop):
+            return False
+        if self.generation == 0:
+            self.cursor = self.world.join(self._fingerprint(number, loop), Cursor(number, 0, 0))
+            self._open_ledger()
+            if self.cursor.loop > number:
+                return False
+        if self.cursor.loop < number:
+            self.cursor = Cursor(number, 0, self.cursor.applied)
+        if loop.size < self.size or 0 < self.virtual_ranks < self.size:
+            least = min(loop.size, self.virtual_ranks or loop.size)
+            raise TrainingError(
+                f"the global batch has {least} {'virtual ranks' if least < loop.size else 'samples'}, "
+                f"the job {self.size} workers",
+                hint="use more of them, or fewer workers",
+            )
+        self._watch()
+        return True
+
+    def _fingerprint(self, number: int, loop: Loop) -> dict[str, str]:
+        return {
+            "model": self.holder.fingerprint(),
+            "optimizers": ", ".join(type(given).__name__ for given in self.holder.optimizers),
+            f"dataset length of loop {number}": str(loop.samples),
+            f"batches of loop {number}": f"size {loop.size}, {loop.epochs} epochs, seed {loop.seed}",
+        }
+
+    def _follow(self, order: Order, reader: Reader, per_worker: int | None) -> tuple[int, int]:
+        """Read ahead for this place among the members, from this step on."""
+        first, rank, size = self.cursor.step, self.rank, self.size
+
+        def parts() -> Iterator[Part]:
+            for step in range(first, order.loop.total_steps):
+                if self.virtual_ranks:
+                    yield from virtual.parts(order, step, rank, size, self.virtual_ranks)
+                else:
+                    yield from _parts(order, step, rank, size, per_worker)
+
+        reader.follow(parts)
+        return rank, size
+
+    def _begin(self, loop: Loop, step: int, parts: list[Part]) -> Rollback | None:
+        """Before the body: how much this member's slice counts, and what must be put back if it is done again."""
+        self._undo = None
+        assert self.reducer is not None
+        group = self.world.group if self.world is not None else None
+        start, stop = loop.span(step)
+        fed = sum(len(part.indices) for part in parts if part.counts)
+        self._sent = self._flags()
+        if isinstance(self.reducer, Reducer):
+            self.reducer.exchange(group, fed / (stop - start), self._sent)
+        elif self.passes is not None:
+            self.passes.start(group, self._sent)
+        if group is None or group.size == 1:
+            return None
+        return Rollback(self.holder, self.device)
+
+    def _feed(self, loop: Loop, number: int, part: Part, parts: list[Part], i: int) -> None:
+        """Just before a pass through the body."""
+        assert self.reducer is not None
+        self.gate.begin(first=i == 0, last=i == len(parts) - 1)
+        if self.passes is not None:
+            start, stop = loop.span(part.step)
+            self.passes.begin(part, len(part.indices) / (stop - start) if part.counts else 0.0)
+        elif isinstance(self.reducer, Reducer) and len(parts) > 1:
+            share = len(part.indices) / sum(len(other.indices) for other in parts)
+            (self.reducer.conclude if self.gate.last else self.reducer.accumulate)(share)
+        if self._ledger is not None and part.counts:
+            self._ledger.fed(number, part.step, self.generation, part.indices)
+        if self.world is not None:
+            with self.world.member.changed:
+                self.world.member.loop, self.world.member.step = number, part.step
+
+    def _flags(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        flags = np.zeros(FLAGS)
+        ahead = self.world.offset() if self.world is not None else 0
+        flags[_AHEAD], flags[_AHEAD_SQUARED] = ahead, ahead * ahead
+        flags[_STOP] = self._stopping
+        flags[_STEPS], flags[_STEPS_SQUARED] = self._steps_before, self._steps_before**2
+        return flags
+
+    def _settle(self, rollback: Rollback | None) -> bool:
+        """After the body: count the step, or undo it; then go where the job goes. True when the loop is to end."""
+        reducer, world = self.reducer, self.world
+        assert reducer is not None
+        alone = world is None or world.size == 1
+        if not alone and not reducer.rounds and reducer.failed is None:
+            self._skip(reducer)
+        if self.passes is not None:
+            self.passes.join_buffers()
+        if reducer.failed is not None:
+            assert rollback is not None
+            assert world is not None
+            self._take_back(rollback)
+            self._resume(world.recover(self.cursor, reducer.failed))
+            return False
+        # Alone, too, a stop takes effect one step later: the result must not depend on the number of workers.
+        found = self._sent if alone else reducer.flags
+        self._check_alike(found)
+        loop, step, applied, _ = self.cursor
+        self.cursor = Cursor(loop, step + 1, applied + 1)
+        self._steps_before = self.gate.steps
+        if world is None:
+            return bool(found[_STOP])
+        if self._ledger is not None:
+            self._ledger.applied(loop, step, self.generation)
+        with world.member.changed:
+            world.member.applied = self.cursor.applied
+        world.committed(self.cursor)
+        if self.checkpoints is not None:
+            self.checkpoints.consider(self.cursor, self.generation, leader=world.rank == 0)
+        ahead, size = round(float(found[_AHEAD])), world.size
+        if found[_STOP]:
+            # Newcomers would not know: they come in with the next loop.
+            self.cursor = self.cursor._replace(over=1)
+            return True
+        if world.member.urgent():
+            self._resume(world.recover(self.cursor, None))
+        elif ahead and size * round(float(found[_AHEAD_SQUARED])) == ahead * ahead:
+            self._resume(world.take_up(ahead // size, self.cursor))
+        return False
+
+    def _skip(self, reducer: Reducer | VirtualReducer) -> None:
+        """The body did no backward pass: say so where the others wait for it."""
+        flags = self._flags()
+        flags[_SKIPPED] = 1
+        group = self.world.group if self.world is not None else None
+        if isinstance(reducer, Reducer):
+            reducer.exchange(group, 0.0, flags)
+            reducer.contribute_nothing()
+        elif group is not None:
+            group.abort("a body without a backward pass")
+            raise TrainingError(
+                f"step {self.cursor.step}: this worker went on without a backward pass",
+                hint="let the body do the same on all workers, whatever its samples are",
+            )
+
+    def _check_alike(self, found: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+        """All members did the same with the last two batches, or they would train different models."""
+        skipped = round(float(found[_SKIPPED]))
+        if 0 < skipped < self.size:
+            raise TrainingError(
+                f"step {self.cursor.step}: {skipped} of {self.size} workers went on without a backward pass",
+                hint="let the body do the same on all workers, whatever its samples are",
+            )
+        steps, squared = float(found[_STEPS]), float(found[_STEPS_SQUARED])
+        if round(self.size * squared) != round(steps * steps):
+            raise TrainingError(
+                f"step {self.cursor.step - 1}: some workers called step() of an optimizer more often than others",
+                hint="let the body do the same on all workers, whatever its samples are",
+            )
+
+    def _before_step(self) -> None:
+        """With several optimizers the first may be applied when the gradient for the second does not arrive."""
+        if self.passes is not None:
+            self.passes.join_buffers()
+        if len(self.holder.optimizers) > 1 and self.size > 1 and self._undo is None:
+            skeleton, tensors = self.holder.take(self.cursor)
+            self._undo = skeleton, [tensor.clone() for tensor in tensors]
+
+    def _take_back(self, rollback: Rollback) -> None:
+        if self._undo is not None:
+            self.holder.put(*self._undo)
+        for helper in self.holder.helpers():
+            gates.forget_scaling(helper)
+        rollback.put_back()
+        for optimizer in self.holder.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    def _resume(self, cursor: Cursor) -> None:
+        """A generation was entered: go on from where it is."""
+        if cursor.applied != self.cursor.applied:
+            # What came with the state of another member was done there.
+            self._steps_before = 0
+        self.cursor = cursor
+        self._steps_before = 0
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.world is not None:
+            with self.world.member.changed:
+                self.world.member.loop, self.world.member.step = self.cursor.loop, self.cursor.step
+
+    # Ends.
+
+    def _end(self, how: str) -> None:
+        """The barrier at the loop's end."""
+        if self.world is not None:
+            self.cursor = self.world.end_loop(self.cursor, how)
+        self._stopping = False
+        if self.cursor.loop == self._loops - 1:
+            self.cursor = Cursor(self._loops, 0, self.cursor.applied)
+
+    def _leave_early(self) -> None:
+        """The script left the loop: by `break`, or by an exception; which of them, its next call tells."""
+        reducer = self.reducer
+        if self.gate.steps and reducer is not None and reducer.failed is None:
+            loop, step, applied, over = self.cursor
+            self.cursor = Cursor(loop, step + 1, applied + 1, over)
+            if self._ledger is not None:
+                self._ledger.applied(loop, step, self.generation)
+        if self.world is not None and self._inside:
+            self.world.say_loop_end(self.cursor, "break")
+
+    def _close_last_loop(self) -> None:
+        """A loop that was left by `break` ends when the script goes on."""
+        if self._inside:
+            self._inside = False
+            self._end("break")
+
+    def _restore(self) -> Cursor | None:
+        """In the leader of a generation in which nobody holds state."""
+        if self.checkpoints is None:
+            return None
+        found = self.checkpoints.restore(self.generation)
+        if found is None:
+            return None
+        self._open_ledger()
+        if self._ledger is not None:
+            self._ledger.restored(found.loop, found.step, self.generation)
+        return found
+
+    def _open_ledger(self) -> None:
+        if self._ledger is None and self.folder is not None and self.world is not None:
+            folder = self.folder / "ledger"
+            folder.mkdir(parents=True, exist_ok=True)
+            member = self.world.member
+            self._ledger = Ledger(folder / f"{member.worker}-{member.incarnation}{SUFFIX}", member.worker)
+
+    def close(self, bye: Bye) -> None:
+        """The script has ended."""
+        if self.world is None or self.world.closed:
+            return
+        if bye.reason == "finished":
+            self._close_last_loop()
+            if self.checkpoints is not None:
+                self.checkpoints.close()
+        self.world.close(bye)
+        self.world = None
+
+
+def _parts(order: Order, step: int, rank: int, size: int, per_worker: int | None) -> Iterator[Part]:
+    """The passes through the body of one member in one step."""
+    indices, epoch = order.indices(step), order.loop.epoch(step)
+    start, stop = slices(len(indices), size)[rank]
+    for first, last in micro(start, stop, per_worker):
+        yield Part(epoch, step, tuple(indices[first:last].tolist()), True)
+    if start == stop:
+        # The body must run, so that the step is applied here too: with a sample that counts for nothing.
+        yield Part(epoch, step, (int(indices[0]),), False)
+
+
+def join(
+    device: torch.device | str | None = None,
+    *,
+    consistency: str | None = None,
+    virtual_ranks: int = 8,
+    threads: int = 1,
+) -> Job:
+    """Join the job that this process was started for; outside Stretto, a world of one.
+
+    With `consistency="bitwise"` (or STRETTO_CONSISTENCY) the weights have the same bits for every number of workers up
+    to `virtual_ranks` and every history of resizes, at the cost of speed; `threads` is part of what fixes the bits.
+    """
+    global _joined
+    if _joined is not None:
+        raise TrainingError("join() was called twice", hint="keep what the first call returned")
+    chosen = torch.device(device) if device is not None else _device()
+    folder = os.environ.get("STRETTO_FOLDER")
+    url = os.environ.get("STRETTO_COORDINATOR")
+    holder = Holder()
+    chosen_consistency = consistency or os.environ.get("STRETTO_CONSISTENCY", "default")
+    if chosen_consistency not in ("default", "bitwise"):
+        raise TrainingError(f"unknown consistency {chosen_consistency!r}", hint="known: default, bitwise")
+    if chosen_consistency == "bitwise":
+        virtual.fix_kernels(threads)
+    world = None
+    if url:
+        world = World(url, _given("STRETTO_WORKER"), _given("STRETTO_TOKEN"), _host(), chosen, holder)
+        _open(world)
+    ranks = virtual_ranks if chosen_consistency == "bitwise" else 0
+    job = Job(chosen, Path(folder) if folder else None, world, holder, ranks)
+    _joined = job
+    if world is not None:
+        _end_with_a_word(job)
+    return job
+
+
+_joined: Job | None = None
+
+
+def _end_with_a_word(job: Job) -> None:
+    """Tell the coordinator how the script ended."""
+    before = sys.excepthook
+    failed = threading.Event()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        failed.set()
+        job.close(Bye(reason="error", text="".join(traceback.format_exception(kind, error, trace))))
+
+    def finish() -> None:
+        if failed.is_set():
+            return
+        try:
+            job.close(Bye(reason="finished"))
+        except Exception:
+            # Too late to change the exit status in any other way.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    sys.excepthook = hook
+    atexit.register(finish)
+
+
+def _open(world: World) -> None:
+    try:
+        world.open(float(os.environ.get("STRETTO_CONNECT_S", "30")))
+    except NoCoordinator as error:
+        raise TrainingError(str(error), hint="is the job still there? look at STRETTO_COORDINATOR") from None
+    except Evicted as error:
+        raise TrainingError(
+            f"the coordinator does not take this worker: {error}",
+            hint="every worker needs a name of its own and the secret of its job (STRETTO_WORKER, STRETTO_TOKEN)",
+        ) from None
+
+
+def _device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def _host() -> str:
+    return os.environ.get("STRETTO_HOST", "127.0.0.1")
+
+
+def _given(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise TrainingError(
+            f"the environment variable {name} is missing",
+            hint="start workers through Stretto, or unset STRETTO_COORDINATOR",
+        )
+    return value

@@ -1,0 +1,485 @@
+"""The global gradient, summed over the members while the backward pass still runs.
+
+Parameters are put into buckets in the reverse of their order, which is about the order in which their gradients become
+known. As soon as a bucket and all before it are complete, its sum over the members begins; when `backward()` returns,
+`p.grad` holds the gradient of the global batch. Which group is used is decided anew at every boundary with `exchange`:
+nothing is torn down or wrapped again when members come and go.
+
+Each member contributes `weight * p.grad`, where the weights of all members add up to one. So what was in `p.grad`
+before the backward pass, being the same for everybody, comes out unchanged (up to rounding), and several backward
+passes in one batch add up to the right sum. A member with weight 0 contributes zeros, whatever it computed.
+
+`p.grad` becomes a view of its bucket: no copy back. A bucket whose old gradients somebody still holds is not written to
+again; it gets a new buffer. After a failure all buffers are abandoned, since a late peer may still write to them;
+`backward()` does not raise then, but `failed` says so and the gradient is worth nothing.
+
+With every backward pass travels a small vector: which parameters anybody used (one that nobody used keeps what it
+had) and the caller's `flags`. It rides on the last bucket where that is float32 or float64, else it is a sum of its
+own.
+
+Micro-batches: `accumulate(share)` before each pass but the last, `conclude(share)` before the last, where the shares of
+one member add up to one. Until then the weighted gradients are kept aside and the script sees zeros in `p.grad`, so
+that clipping or logging in the loop's body cannot touch half a sum.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stretto.errors import UsageError
+from stretto.torch.groups import Group, GroupBroken, Pending
+
+MIB = 1 << 20
+LARGE = 1 << 16
+"""Elements. A gradient of this size is put into its bucket when it appears: it is still in the cache, and its memory
+serves the next one. Smaller ones go in together when the bucket is complete: for them calls cost more than memory."""
+
+_use_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
+
+
+class Reducer:
+    """Hooks on the parameters of one model. All members must build it from the same parameters in the same order."""
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        *,
+        bucket_mib: float = 25.0,
+        first_bucket_mib: float = 1.0,
+        flags: int = 4,
+    ) -> None:
+        self.failed: GroupBroken | None = None
+        """Why the gradient of this batch is worth nothing; None when it is good."""
+        self.rounds = 0
+        """Sums over the group that were completed since `exchange`: one per backward pass, none when alone."""
+        self._parameters = list({id(given): given for given in parameters}.values())
+        self._limits = (int(first_bucket_mib * MIB), int(bucket_mib * MIB))
+        self._flags = np.zeros(flags)
+        self._group: Group | None = None
+        self._weight = 1.0
+        self._share = 1.0
+        self._accumulating = False
+        self._aside: dict[int, torch.Tensor] = {}
+        self._in_round = False
+        self._next = 0
+        self._pending: list[Pending] = []
+        self._hooks: list[Any] = []
+        self._scaling: list[Any] = []
+        self._result: torch.Tensor = torch.zeros(flags)
+        self._build()
+
+    def exchange(self, group: Group | None, weight: float = 1.0, flags: npt.ArrayLike = ()) -> None:
+        """What the backward passes do from now on: sum over this group (None: nobody else) with this weight.
+
+        `flags` are added up over the members (not weighted). Forgets a failure, and what was kept aside.
+        """
+        self._interrupt()
+        given = np.asarray(flags, dtype=float)
+        self._flags[:] = 0.0
+        self._flags[: given.size] = given
+        self._group = group if group is not None and group.size > 1 else None
+        self._weight = weight if self._group is not None else 1.0
+        self._result = torch.from_numpy(self._flags.copy())
+        self._accumulating = False
+        self._set_share(1.0)
+        self._aside.clear()
+        self.failed, self.rounds = None, 0
+        if self._changed():
+            self._build()
+        self._listen(self._group is not None)
+
+    def accumulate(self, share: float) -> None:
+        """The next backward passes only add `share` times their gradient to what is kept aside."""
+        self._accumulating = True
+        self._set_share(share)
+        self._listen(True)
+
+    def conclude(self, share: float) -> None:
+        """The next backward pass adds `share` times its gradient, and the sum is reduced over the group."""
+        self._accumulating = False
+        self._set_share(share)
+
+    def contribute_nothing(self) -> None:
+        """Take part in one sum without a backward pass; the global gradient is in `p.grad` afterwards."""
+        if self._in_round:
+            raise RuntimeError("a backward pass is under way")
+        self._in_round = True
+        self._finish()
+
+    @property
+    def flags(self) -> npt.NDArray[np.float64]:
+        """The sum of everybody's flags, as of the last backward pass (before it, and alone, the own ones).
+
+        On a GPU reading it waits for the GPU.
+        """
+        return self._result.cpu().numpy().astype(np.float64)
+
+    def close(self) -> None:
+        """Leave the parameters alone again."""
+        self._interrupt()
+        self._group = None
+        self._set_share(1.0)
+        self._listen(False)
+
+    # Buckets.
+
+    def _build(self) -> None:
+        was_listening = bool(self._hooks)
+        self._listen(False)
+        self._required = [given.requires_grad for given in self._parameters]
+        self._trained = [given for given in self._parameters if given.requires_grad]
+        self._fired = bytearray(len(self._trained))
+        slots = len(self._trained) + len(self._flags)
+        cuts = _cut(self._trained, *self._limits)
+        last = self._trained[cuts[-1][0]] if cuts else None
+        rides = last is not None and last.dtype in (torch.float32, torch.float64)
+        self._buckets = [
+            _Bucket([(index, self._trained[index]) for index in cut], slots if rides and cut is cuts[-1] else 0)
+            for cut in cuts
+        ]
+        self._rides = rides
+        self._own = np.zeros(slots)
+        self._tail = torch.zeros(slots, dtype=torch.float64, device=last.device if last is not None else "cpu")
+        self._listen(was_listening)
+
+    def _changed(self) -> bool:
+        return self._required != [given.requires_grad for given in self._parameters] or any(
+            bucket.buffer.dtype != bucket.parameters[0].dtype or bucket.buffer.device != bucket.parameters[0].device
+            for bucket in self._buckets
+        )
+
+    # Hooks.
+
+    def _listen(self, wanted: bool) -> None:
+        """Alone and with whole batches there is nothing to hear, and nothing is paid for."""
+        if wanted and not self._hooks:
+            for bucket in self._buckets:
+                for index, given in zip(bucket.indices, bucket.parameters, strict=True):
+                    self._hooks.append(_after_accumulation(given, self._hook(index, bucket)))
+        elif not wanted and self._hooks:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks.clear()
+
+    def _hook(self, index: int, bucket: _Bucket) -> Callable[[torch.Tensor], None]:
+        """Called for every parameter in every backward pass: as short as it can be."""
+        large = self._trained[index].numel() >= LARGE
+
+        def fired(_: torch.Tensor) -> None:
+            if not self._in_round:
+                self._begin()
+            marks = self._fired
+            if marks[index]:
+                self._again(index, bucket)
+                return
+            marks[index] = 1
+            if not self._accumulating and self._group is not None and self.failed is None:
+                if large:
+                    bucket.take(index, self._weight, self._aside)
+                bucket.left -= 1
+                if not bucket.left:
+                    self._advance()
+
+        return fired
+
+    def _set_share(self, share: float) -> None:
+        self._share = share
+        if share != 1.0 and not self._scaling:
+            self._scaling = [_on_gradient(given, self._scale) for given in self._trained]
+        elif share == 1.0 and self._scaling:
+            for hook in self._scaling:
+                hook.remove()
+            self._scaling.clear()
+
+    def _scale(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * self._share
+
+    # A round: one backward pass.
+
+    def _begin(self) -> None:
+        self._in_round = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    def _again(self, index: int, bucket: _Bucket) -> None:
+        """A gradient that came twice in one pass: no harm before it was put into its bucket."""
+        summed = not self._accumulating and self._group is not None
+        if summed and (bucket in self._buckets[: self._next] or self._trained[index].numel() >= LARGE):
+            raise UsageError(
+                "a parameter got a second gradient in one backward pass, after its sum had begun",
+                hint="with torch.utils.checkpoint pass use_reentrant=False",
+            )
+
+    def _advance(self) -> None:
+        """Send what is complete, in the one order that is the same for everybody."""
+        while self._next < len(self._buckets) and not self._buckets[self._next].left:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        bucket = self._buckets[self._next]
+        self._next += 1
+        if self._group is None or self.failed is not None:
+            return
+        with torch.no_grad():
+            bucket.complete(self._weight, self._fired, self._aside)
+            if self._rides and self._next == len(self._buckets):
+                self._write_tail()
+        self._send(self._group, bucket.buffer)
+
+    def _write_tail(self) -> None:
+        """Only after everything else has been filled in: by then it is known what was used."""
+        if self._rides:
+            self._tail = self._buckets[-1].tail
+        count = len(self._fired)
+        self._own[:count] = list(self._fired) if 0 in self._fired else 1.0
+        self._own[count:] = self._flags
+        self._tail.copy_(torch.from_numpy(self._own))
+
+    def _send(self, group: Group, tensor: torch.Tensor) -> None:
+        try:
+            self._pending.append(group.all_reduce(tensor))
+        except GroupBroken as error:
+            self.failed = error
+
+    def _finish(self) -> None:
+        """The end of the backward pass."""
+        with torch.no_grad():
+            if self._accumulating:
+                self._put_aside()
+            elif self._group is None:
+                self._take_back()
+            elif self.failed is None:
+                self._reduce(self._group)
+        self._reset()
+
+    def _put_aside(self) -> None:
+        for index, given in enumerate(self._trained):
+            if not self._fired[index] or given.grad is None:
+                continue
+            _check_dense(given.grad)
+            if index in self._aside:
+                self._aside[index].add_(given.grad)
+                given.grad.zero_()
+            else:
+                self._aside[index] = given.grad
+                given.grad = torch.zeros_like(given.grad)
+
+    def _take_back(self) -> None:
+        for index, kept in self._aside.items():
+            given = self._trained[index]
+            given.grad = kept if given.grad is None else kept.add_(given.grad)
+        self._aside.clear()
+
+    def _reduce(self, group: Group) -> None:
+        while self._next < len(self._buckets):
+            self._send_next()
+        if not self._rides:
+            self._write_tail()
+            self._send(group, self._tail)
+        self._aside.clear()
+        if self.failed is None:
+            self._wait()
+        if self.failed is not None:
+            self._abandon()
+            return
+        self._show_unused()
+        self._result = self._tail[len(self._trained) :].clone()
+        self.rounds += 1
+
+    def _wait(self) -> None:
+        try:
+            for pending in self._pending:
+                pending.wait()
+        except GroupBroken as error:
+            self.failed = error
+
+    def _show_unused(self) -> None:
+        """Give the sum to parameters that only others used; what nobody used keeps what it had."""
+        if 0 not in self._fired:
+            return
+        used = self._tail[: len(self._trained)].cpu() > 0
+        for bucket in self._buckets:
+            for index, given, view in zip(bucket.indices, bucket.parameters, bucket.views, strict=True):
+                if used[index] and not self._fired[index]:
+                    given.grad = view
+
+    def _abandon(self) -> None:
+        """Nobody knows who still writes to the buffers. Gradients become zeros: the script may still look at them."""
+        self._tail = torch.zeros_like(self._tail)
+        for bucket in self._buckets:
+            bucket.renew()
+            for given, view in zip(bucket.parameters, bucket.views, strict=True):
+                if given.grad is not None:
+                    given.grad = view
+
+    def _reset(self) -> None:
+        self._pending.clear()
+        self._fired = bytearray(len(self._trained))
+        self._next = 0
+        self._in_round = False
+        for bucket in self._buckets:
+            bucket.left = len(bucket.parameters)
+            bucket.fresh = False
+
+    def _interrupt(self) -> None:
+        """A backward pass that ended with an exception left its sum half done: let the others not wait for the rest."""
+        if not self._in_round:
+            return
+        if self._group is not None:
+            self._group.abort("a backward pass was interrupted")
+            self._abandon()
+        self._reset()
+
+
+class _Bucket:
+    """Parameters of one type on one device, with one buffer for their gradients: large ones, small ones, the tail."""
+
+    def __init__(self, members: list[tuple[int, torch.nn.Parameter]], tail: int) -> None:
+        members = sorted(members, key=lambda member: member[1].numel() < LARGE)
+        self.indices = [index for index, _ in members]
+        self.parameters = [given for _, given in members]
+        self.position = {index: position for position, index in enumerate(self.indices)}
+        self.large = sum(given.numel() >= LARGE for given in self.parameters)
+        self.left = len(members)
+        self.extra = tail
+        self.renew()
+
+    def renew(self) -> None:
+        """A new buffer; whoever holds a part of the old one keeps it."""
+        first = self.parameters[0]
+        sizes = [given.numel() for given in self.parameters]
+        elements, large = sum(sizes), sum(sizes[: self.large])
+        self.buffer = torch.zeros(elements + self.extra, dtype=first.dtype, device=first.device)
+        self.small, self.tail = self.buffer[large:elements], self.buffer[elements:]
+        self.storage = self.buffer.untyped_storage()
+        offsets = itertools.accumulate(sizes, initial=0)
+        self.views = [
+            _window(self.buffer, offset, given) for offset, given in zip(offsets, self.parameters, strict=False)
+        ]
+        self.idle = self._holders()
+        self.fresh = True
+
+    def take(self, index: int, weight: float, aside: dict[int, torch.Tensor]) -> None:
+        """Put in one gradient, and let the parameter show it from there."""
+        position = self.position[index]
+        given = self.parameters[position]
+        with torch.no_grad():
+            grad = _joined(aside.get(index), given.grad)
+            self._free(grad is self.views[position])
+            view = self.views[position]
+            self._put(grad, view, weight)
+            given.grad = view
+
+    def complete(self, weight: float, fired: bytearray, aside: dict[int, torch.Tensor]) -> None:
+        """Put in what is not in yet: small ones, and what had no gradient in this pass."""
+        grads = [given.grad for given in self.parameters]
+        if aside:
+            self._late(weight, fired, aside)
+            grads = [_joined(aside.get(index), grad) for index, grad in zip(self.indices, grads, strict=True)]
+        at_home = all(map(operator.is_, grads[self.large :], self.views[self.large :]))
+        self._free(at_home)
+        for position in range(self.large):
+            if not fired[self.indices[position]]:
+                self._put(grads[position], self.views[position], weight)
+        if weight == 0.0:
+            self.small.zero_()
+        elif at_home:
+            self.small.mul_(weight)
+        else:
+            self._put_small(grads[self.large :], self.views[self.large :], weight)
+        for position in range(self.large, len(self.parameters)):
+            if fired[self.indices[position]] and grads[position] is not self.views[position]:
+                self.parameters[position].grad = self.views[position]
+        self.fresh = False
+
+    def _late(self, weight: float, fired: bytearray, aside: dict[int, torch.Tensor]) -> None:
+        """What got its gradient in an earlier micro-batch only."""
+        for index in self.indices:
+            if index in aside and not fired[index]:
+                fired[index] = 1
+                if self.position[index] < self.large:
+                    self.take(index, weight, aside)
+
+    def _free(self, at_home: bool) -> None:
+        """Before the first is put in: not where a script still holds gradients of an earlier pass."""
+        if not self.fresh and not at_home and self._holders() != self.idle:
+            self.renew()
+        self.fresh = True
+
+    def _put(self, grad: torch.Tensor | None, view: torch.Tensor, weight: float) -> None:
+        if grad is None or weight == 0.0:
+            view.zero_()
+            return
+        try:
+            torch.mul(grad, weight, out=view)
+        except RuntimeError:
+            _check_dense(grad)
+            raise
+
+    def _put_small(self, grads: list[torch.Tensor | None], views: list[torch.Tensor], weight: float) -> None:
+        pairs = []
+        for grad, view in zip(grads, views, strict=True):
+            if grad is None:
+                view.zero_()
+            else:
+                pairs.append((grad, view))
+        if not pairs:
+            return
+        try:
+            torch._foreach_copy_([view for _, view in pairs], [grad for grad, _ in pairs])
+        except RuntimeError:
+            for grad, _ in pairs:
+                _check_dense(grad)
+            raise
+        self.small.mul_(weight)
+
+    def _holders(self) -> int:
+        """How often the views are held: more than when nobody uses them means that a script kept one."""
+        return sum(map(sys.getrefcount, self.views)) + _use_count(self.storage._cdata)
+
+
+def _cut(parameters: list[torch.nn.Parameter], first_limit: int, limit: int) -> list[list[int]]:
+    """Buckets as lists of positions, in the order in which they are summed: that in which they become complete."""
+    done: list[list[int]] = []
+    growing: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for index in reversed(range(len(parameters))):
+        kind = (parameters[index].dtype, parameters[index].device)
+        growing.setdefault(kind, []).append(index)
+        if sum(parameters[position].nbytes for position in growing[kind]) >= (limit if done else first_limit):
+            done.append(growing.pop(kind))
+    return done + sorted(growing.values(), key=lambda cut: -cut[-1])
+
+
+def _window(buffer: torch.Tensor, offset: int, given: torch.Tensor) -> torch.Tensor:
+    """A tensor of its own on a part of the buffer, laid out as the parameter is."""
+    stride = torch.empty_like(given, device="meta").stride()
+    return buffer.new_empty(0).set_(buffer.untyped_storage(), offset, given.shape, stride)
+
+
+def _joined(kept: torch.Tensor | None, grad: torch.Tensor | None) -> torch.Tensor | None:
+    if kept is None or grad is None:
+        return grad if kept is None else kept
+    return kept.add_(grad)
+
+
+def _check_dense(grad: torch.Tensor | None) -> None:
+    if grad is not None and grad.layout != torch.strided:
+        raise UsageError(
+            f"a gradient has the layout {grad.layout}, which cannot be summed over workers",
+            hint="use dense gradients, for example nn.Embedding(..., sparse=False)",
+        )
+
+
+def _after_accumulation(given: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
+    return given.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def _on_gradient(given: torch.nn.Parameter, hook: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return given.register_hook(hook)  # type: ignore[no-untyped-call]

@@ -1,0 +1,214 @@
+"""Where the members of a generation leave their addresses for each other.
+
+Every worker hosts a `Store`; the one of a generation's leader is used. It is a table of small values per generation,
+on a thread of its own. The framework's own store is not used because its client cannot be stopped: it waits without
+end when the host of the store is frozen, and starts again when its connection is shut down. A `Visitor` can be stopped
+at any moment from any thread.
+
+The wire: lines of JSON. `{"generation", "put": {key: value}}` has no answer; `{"generation", "get": [keys]}` is
+answered with the list of values as soon as all of them are there.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Store as C10dStore
+
+KEPT_GENERATIONS = 16
+"""Tables of older ones are dropped."""
+
+LONGEST_LINE = 1 << 20
+
+
+class Store:
+    """The rendezvous that this worker hosts, on a free port of `host`."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+        self._listener = socket.create_server((host, 0), family=family, backlog=1024)
+        self._listener.setblocking(False)
+        self.host, self.port = host, int(self._listener.getsockname()[1])
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, name="stretto-rendezvous", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def close(self) -> None:
+        self._wake.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        tables: dict[int, dict[str, str]] = {}
+        with selectors.DefaultSelector() as ready, self._listener, self._woken:
+            ready.register(self._listener, selectors.EVENT_READ)
+            ready.register(self._woken, selectors.EVENT_READ)
+            while True:
+                for key, _ in ready.select():
+                    if key.fileobj is self._woken:
+                        _close_guests(ready)
+                        return
+                    if key.fileobj is self._listener:
+                        _accept(self._listener, ready)
+                    elif not key.data.read(tables):
+                        ready.unregister(key.fileobj)
+                        key.data.close()
+                _answer(ready, tables)
+
+
+class _Guest:
+    """One connection to the store."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.asked: tuple[int, list[str]] | None = None
+        self._rest = b""
+
+    def read(self, tables: dict[int, dict[str, str]]) -> bool:
+        """Take in what arrived; False when the guest has gone, or does not speak our language."""
+        try:
+            new = self.connection.recv(1 << 16)
+            *lines, self._rest = (self._rest + new).split(b"\n")
+            for line in lines:
+                self._take(json.loads(line), tables)
+        except BlockingIOError:
+            return True
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return False
+        return bool(new) and len(self._rest) < LONGEST_LINE
+
+    def _take(self, said: dict[str, Any], tables: dict[int, dict[str, str]]) -> None:
+        generation = int(said["generation"])
+        if "get" in said:
+            self.asked = generation, [str(key) for key in said["get"]]
+            return
+        tables.setdefault(generation, {}).update(said["put"])
+        for old in sorted(tables)[:-KEPT_GENERATIONS]:
+            del tables[old]
+
+    def answer(self, tables: dict[int, dict[str, str]]) -> None:
+        if self.asked is None:
+            return
+        generation, keys = self.asked
+        table = tables.get(generation, {})
+        if all(key in table for key in keys):
+            self.asked = None
+            # Answers are small and asked for one at a time: they fit into the socket's buffer.
+            with contextlib.suppress(OSError):
+                self.connection.sendall(json.dumps([table[key] for key in keys]).encode() + b"\n")
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _accept(listener: socket.socket, ready: selectors.BaseSelector) -> None:
+    with contextlib.suppress(OSError):
+        connection, _ = listener.accept()
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ready.register(connection, selectors.EVENT_READ, _Guest(connection))
+
+
+def _guests(ready: selectors.BaseSelector) -> list[_Guest]:
+    return [key.data for key in ready.get_map().values() if key.data is not None]
+
+
+def _answer(ready: selectors.BaseSelector, tables: dict[int, dict[str, str]]) -> None:
+    for guest in _guests(ready):
+        guest.answer(tables)
+
+
+def _close_guests(ready: selectors.BaseSelector) -> None:
+    for guest in _guests(ready):
+        guest.close()
+
+
+class Visitor(C10dStore):
+    """One generation's table in somebody's store, as the framework wants to see it. Errors are `OSError`."""
+
+    def __init__(self, address: str, generation: int) -> None:
+        super().__init__()
+        host, _, port = address.rpartition(":")
+        self._address = (host, int(port))
+        self._generation = generation
+        self._socket: socket.socket | None = None
+        self._answers: Any = None
+        self._stopped = False
+        self._lock = threading.Lock()
+        self.deadline = 0.0
+
+    def open(self, deadline: float) -> None:
+        """Come in. Everything that is asked later has to be answered by the deadline (monotonic) too."""
+        self.deadline = deadline
+        family, kind, proto, _, address = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)[0]
+        # Known before it is connected: so that `stop` ends that too.
+        self._socket = socket.socket(family, kind, proto)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+        if not self._stopped:
+            self._socket.connect(address)
+        self._answers = self._socket.makefile("rb")
+
+    def stop(self) -> None:
+        """Whoever waits here gets an `OSError` now."""
+        self._stopped = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.stop()
+        if self._socket is not None:
+            self._socket.close()
+        if self._answers is not None:
+            self._answers.close()
+
+    def put(self, values: dict[str, str]) -> None:
+        with self._lock:
+            self._say({"generation": self._generation, "put": values})
+
+    def look(self, keys: Sequence[str]) -> list[str]:
+        """The values, once all are there."""
+        with self._lock:
+            self._say({"generation": self._generation, "get": list(keys)})
+            line = self._answers.readline()
+        if not line:
+            raise ConnectionError("the leader's store has closed the connection")
+        found: list[str] = json.loads(line)
+        return found
+
+    def _say(self, said: dict[str, Any]) -> None:
+        if self._socket is None or self._stopped:
+            raise ConnectionError("stopped")
+        self._socket.settimeout(max(0.001, self.deadline - time.monotonic()))
+        self._socket.sendall(json.dumps(said).encode() + b"\n")
+
+    # What the framework calls.
+
+    def set(self, key: str, value: Any) -> None:
+        self.put({key: base64.b64encode(value if isinstance(value, bytes) else str(value).encode()).decode()})
+
+    def get(self, key: str) -> bytes:
+        return base64.b64decode(self.look([key])[0])
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [base64.b64decode(value) for value in self.look(keys)]
+
+    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self.look(keys)

@@ -1,0 +1,226 @@
+"""What all members of a job hold alike, and how it travels: models, optimizers, schedulers, scalers, extra state.
+
+A state is taken apart into its tensors and a skeleton of plain values with numbered places for them; both go to a peer
+or to a checkpoint, and are put together there. Nothing is unpickled. `Rollback` is the small part that the body of a
+batch may change before its step is applied: it is put back when the batch must be done again.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class Stateful(Protocol):
+    """Anything that a job can carry along."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class StateError(Exception):
+    """A state that cannot travel, or does not fit where it arrived."""
+
+
+class Holder:
+    """The registered parts of a job, in the order of their registration."""
+
+    def __init__(self) -> None:
+        self.models: list[nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.extras: dict[str, Stateful] = {}
+        self.helpers: Callable[[], list[Stateful]] = list
+        """Schedulers and scalers that belong to the optimizers, found when asked for."""
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Every parameter once, in a fixed order."""
+        found: dict[int, nn.Parameter] = {}
+        for model in self.models:
+            for parameter in model.parameters():
+                found.setdefault(id(parameter), parameter)
+        return list(found.values())
+
+    def fingerprint(self) -> str:
+        """Names, shapes and types of everything in the models: equal on all members, or they train different things."""
+        parts = [
+            f"{name} {tuple(tensor.shape)} {tensor.dtype}"
+            for model in self.models
+            for name, tensor in model.state_dict().items()
+            if isinstance(tensor, Tensor)
+        ]
+        return f"{len(parts)} tensors, {sum(p.numel() for p in self.parameters()):,} parameters: " + "; ".join(parts)
+
+    def take(self, cursor: Sequence[int]) -> tuple[str, list[Tensor]]:
+        """The whole state as it is: a skeleton, and the tensors themselves (not copies)."""
+        whole = {
+            "cursor": list(cursor),
+            "models": [model.state_dict() for model in self.models],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "helpers": [helper.state_dict() for helper in self.helpers()],
+            "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
+        }
+        return dismantle(whole)
+
+    def put(self, skeleton: str, tensors: list[Tensor]) -> list[int]:
+        """Replace the whole state; the cursor that came with it. The tensors belong to this holder from now on."""
+        whole = assemble(skeleton, tensors)
+        helpers = self.helpers()
+        for kind, here in (("models", self.models), ("optimizers", self.optimizers), ("helpers", helpers)):
+            if len(whole[kind]) != len(here):
+                raise StateError(
+                    f"the state has {len(whole[kind])} {kind}, this worker {len(here)}: "
+                    "every worker must make the same models, optimizers and schedulers before its first batch"
+                )
+        with torch.no_grad():
+            for model, state in zip(self.models, whole["models"], strict=True):
+                _load_model(model, state)
+        for part, state in zip(self.optimizers, whole["optimizers"], strict=True):
+            part.load_state_dict(state)
+        for helper, state in zip(helpers, whole["helpers"], strict=True):
+            helper.load_state_dict(state)
+        for name, extra in self.extras.items():
+            if name not in whole["extras"]:
+                raise StateError(f"the state has no extra part {name!r}; it has {', '.join(whole['extras']) or 'none'}")
+            extra.load_state_dict(whole["extras"][name])
+        cursor: list[int] = whole["cursor"]
+        return cursor
+
+
+def _load_model(model: nn.Module, state: dict[str, Any]) -> None:
+    there = model.state_dict()
+    if there.keys() != state.keys():
+        different = sorted(there.keys() ^ state.keys())
+        raise StateError(f"the model of this worker differs from that of the job in {', '.join(different[:5])}")
+    for name, tensor in there.items():
+        if not isinstance(tensor, Tensor):
+            continue
+        if tensor.shape != state[name].shape or tensor.dtype != state[name].dtype:
+            raise StateError(f"{name} is {tuple(tensor.shape)} here and {tuple(state[name].shape)} in the job's state")
+        tensor.copy_(state[name])
+
+
+def dismantle(value: Any) -> tuple[str, list[Tensor]]:
+    """Plain values as JSON, tensors apart; one that appears several times travels once."""
+    tensors: list[Tensor] = []
+    seen: dict[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype], int] = {}
+
+    def plain(part: Any) -> Any:
+        if part is None or isinstance(part, (bool, str)):
+            return part
+        if isinstance(part, (int, float)) and type(part) in (int, float):
+            return part if part == part and abs(part) != float("inf") else {"float": repr(part)}
+        if isinstance(part, np.generic):
+            return plain(part.item())
+        if isinstance(part, np.ndarray):
+            return {"array": plain(torch.from_numpy(part.copy()))}
+        if isinstance(part, Tensor):
+            key = (part.data_ptr(), tuple(part.shape), tuple(part.stride()), part.dtype)
+            if part.numel() == 0 or key not in seen:
+                seen[key] = len(tensors)
+                tensors.append(part.detach())
+            return {"tensor": seen[key]}
+        if isinstance(part, bytes):
+            return {"bytes": base64.b64encode(part).decode()}
+        if isinstance(part, tuple):
+            return {"tuple": [plain(item) for item in part]}
+        if isinstance(part, (set, frozenset)):
+            return {"set": [plain(item) for item in sorted(part, key=repr)]}
+        if isinstance(part, list):
+            return [plain(item) for item in part]
+        if isinstance(part, Mapping):
+            return {"dict": [[plain(key), plain(item)] for key, item in part.items()]}
+        raise StateError(
+            f"a {type(part).__name__} cannot be part of the state of a job: use plain values, tensors and arrays"
+        )
+
+    return json.dumps(plain(value), separators=(",", ":")), tensors
+
+
+def assemble(skeleton: str, tensors: list[Tensor]) -> Any:
+    """What was dismantled."""
+
+    def whole(part: Any) -> Any:
+        if isinstance(part, list):
+            return [whole(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        ((kind, inner),) = part.items()
+        if kind == "tensor":
+            return tensors[inner]
+        if kind == "dict":
+            return {whole(key): whole(item) for key, item in inner}
+        if kind == "tuple":
+            return tuple(whole(item) for item in inner)
+        if kind == "set":
+            return {whole(item) for item in inner}
+        if kind == "array":
+            return whole(inner).cpu().numpy()
+        if kind == "bytes":
+            return base64.b64decode(inner)
+        return float(inner)
+
+    return whole(json.loads(skeleton))
+
+
+class Rollback:
+    """What the body of one batch may change before its step is applied, as it was at the batch's start."""
+
+    def __init__(self, holder: Holder, device: torch.device) -> None:
+        self.holder, self.device = holder, device
+        self.random = _random_state(device)
+        with torch.no_grad():
+            self.buffers = [[b.clone() for b in model.buffers()] for model in holder.models]
+        self.helpers = [_copied(helper.state_dict()) for helper in holder.helpers()]
+        self.extras = {name: _copied(extra.state_dict()) for name, extra in holder.extras.items()}
+        self.groups = [
+            [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+            for optimizer in holder.optimizers
+        ]
+
+    def put_back(self) -> None:
+        """Everything as it was."""
+        with torch.no_grad():
+            for model, buffers in zip(self.holder.models, self.buffers, strict=True):
+                for now, before in zip(model.buffers(), buffers, strict=True):
+                    now.copy_(before)
+        for helper, state in zip(self.holder.helpers(), self.helpers, strict=True):
+            helper.load_state_dict(state)
+        for name, extra in self.holder.extras.items():
+            extra.load_state_dict(self.extras[name])
+        for optimizer, groups in zip(self.holder.optimizers, self.groups, strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                group.update(values)
+        _set_random_state(self.random, self.device)
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    skeleton, tensors = dismantle(state)
+    copied: dict[str, Any] = assemble(skeleton, [tensor.clone() for tensor in tensors])
+    return copied
+
+
+def _random_state(device: torch.device) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(state["torch"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,0 +1,378 @@
+"""A worker among its peers: which generation it is in, how it gets into the next, how state gets to who lacks it.
+
+Everything happens when the training thread asks, at a step boundary, with two exceptions: connecting to a planned
+generation runs in a thread while training goes on; and an urgent message aborts the group that the training thread
+may be waiting in. See docs/design/runtime.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from stretto.runtime.channel import Channel
+from stretto.runtime.member import Evicted, Member
+from stretto.runtime.messages import Broken, Bye, Committed, Evict, Fail, Formed, LoopEnd, Message, Ready, Switch
+from stretto.torch.groups import Group, GroupBroken
+from stretto.torch.rendezvous import Store
+from stretto.torch.state import Holder
+
+EVICTED_CODE = 75
+"""Exit status of a worker that the job goes on without."""
+_CHUNK_BYTES = 64 * 2**20
+
+
+class Cursor(NamedTuple):
+    """Where the job is: the loop, the next step in it, how many steps were applied in all, and whether all agreed to
+    end the loop here."""
+
+    loop: int = 0
+    step: int = 0
+    applied: int = 0
+    over: int = 0
+
+
+class World:
+    """This worker's place in its job."""
+
+    def __init__(self, url: str, worker: str, token: str, host: str, device: torch.device, holder: Holder) -> None:
+        self.device, self.holder = device, holder
+        self.store = Store(host)
+        self.member = Member(worker, secrets.token_hex(8), token, self.store.address)
+        self.member.listeners.append(self._heard)
+        self.channel = Channel(url, self.member)
+        self.group: Group | None = None
+        self.restore: Callable[[], Cursor | None] = lambda: None
+        """Restores the last checkpoint, if there is one; asked when nobody holds state."""
+        self.formation_s = 30.0
+        self._lock = threading.Lock()
+        self._connecting: dict[int, Group] = {}
+        self._connected: dict[int, Group] = {}
+        self._broken: dict[int, GroupBroken] = {}
+        self._committed = 0
+        self.closed = False
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank if self.group is not None else 0
+
+    @property
+    def size(self) -> int:
+        return self.group.size if self.group is not None else 1
+
+    def open(self, timeout_s: float) -> None:
+        self.channel.open(timeout_s)
+
+    def close(self, last: Bye) -> None:
+        """Say the last word and let go of everything."""
+        self.closed = True
+        self.channel.close(last)
+        self._drop_all()
+        self.store.close()
+
+    # What rides on the reduction.
+
+    def offset(self) -> int:
+        """How far ahead the generation is that this worker is prepared to go to at this boundary; 0 for none."""
+        switch = self.member.pending()
+        if switch is None or not switch.planned:
+            return 0
+        with self._lock:
+            prepared = self.member.worker in switch.leavers or switch.generation in self._connected
+        return switch.generation - self.member.generation if prepared else 0
+
+    def take_up(self, offset: int, cursor: Cursor) -> Cursor:
+        """All members are prepared for the generation so far ahead: go there."""
+        switch = self.member.announced[self.member.generation + offset]
+        if self.member.worker not in [peer.worker for peer in switch.members]:
+            return self._leave(switch, cursor)
+        return self._form(switch, cursor)
+
+    # Into a generation.
+
+    def join(self, fingerprint: dict[str, str], cursor: Cursor) -> Cursor:
+        """Become a member: as a newcomer, say that everything is built, and wait for the first generation."""
+        self.channel.send(self.member.state(Ready(fingerprint=fingerprint)))
+        return self._form(self._next(0), cursor)
+
+    def recover(self, cursor: Cursor, cause: GroupBroken | None) -> Cursor:
+        """The group broke, or a new generation must be followed at once."""
+        left = self.member.generation
+        self._let_go()
+        if not self.member.urgent():
+            self._report(left, cause)
+        return self._form(self._next(left), cursor)
+
+    def committed(self, cursor: Cursor) -> None:
+        """A reduction has succeeded: what was applied before it is committed."""
+        if self._committed != self.member.generation:
+            self._committed = self.member.generation
+            fact = Committed(generation=self.member.generation, applied=cursor.applied)
+            self.channel.send(self.member.state(fact))
+
+    def end_loop(self, cursor: Cursor, how: str) -> Cursor:
+        """Wait until everybody is at the end of the loop."""
+        loop = cursor.loop
+        while True:
+            self.say_loop_end(cursor, how)
+            self.member.wait(lambda: self.member.loops_done > loop or self.member.urgent())
+            if self.member.loops_done > loop:
+                return cursor
+            if self.member.out is not None:
+                self.give_up(self.member.out)
+            cursor = self.recover(cursor, None)
+
+    def say_loop_end(self, cursor: Cursor, how: str) -> None:
+        fact = LoopEnd(generation=self.member.generation, loop=cursor.loop, applied=cursor.applied, how=how)
+        self.channel.send(self.member.state(fact))
+
+    def give_up(self, why: Exception) -> NoReturn:
+        """End because the coordinator says so."""
+        if isinstance(why, Evicted):
+            print(f"stretto: this worker is out of its job: {why}", file=sys.stderr, flush=True)
+            # Nothing of the user's script may run any more: it could write over what the job goes on with.
+            os._exit(EVICTED_CODE)
+        self._drop_all()
+        raise why
+
+    def _form(self, switch: Switch, cursor: Cursor) -> Cursor:
+        """Enter a generation, or a later one if it breaks: connect, learn who holds what, take what is missing."""
+        while True:
+            self.member.enter(switch)
+            before = self.group
+            try:
+                group = self._connection(switch)
+                with self._lock:
+                    self.group = group
+                if self.member.urgent():
+                    raise GroupBroken("another generation was announced")
+                found = self._agree(group, cursor)
+            except GroupBroken as broken:
+                self._let_go()
+                if self.member.out is not None:
+                    self.give_up(self.member.out)
+                holds = self.member.holds_state
+                if not self.member.urgent() and (holds or self.member.pending() is None):
+                    self._report(switch.generation, broken, switch)
+                switch = self._next(switch.generation)
+                continue
+            finally:
+                # Not before: a slower peer may still be reading the last reduction.
+                if before is not None:
+                    before.close()
+            with self.member.changed:
+                self.member.applied, self.member.holds_state = found.applied, True
+            self.channel.send(self.member.state(Formed(generation=switch.generation, applied=found.applied)))
+            return found
+
+    def _agree(self, group: Group, cursor: Cursor) -> Cursor:
+        """The exchange that every formation begins with; afterwards all hold the state of whoever was furthest."""
+        mine = {"holds": self.member.holds_state, "cursor": cursor}
+        everybody = [json.loads(card) for card in group.all_gather_bytes(json.dumps(mine).encode())]
+        holds = [card["holds"] for card in everybody]
+        cursors = [Cursor(*card["cursor"]) for card in everybody]
+        if not any(holds):
+            if group.rank == 0:
+                cursor = self.restore() or cursor
+            cursors[0], holds[0] = Cursor(*json.loads(self._from_leader(group, json.dumps(cursor)))), True
+        furthest = max(c.applied for c, held in zip(cursors, holds, strict=True) if held)
+        source = next(r for r, c in enumerate(cursors) if holds[r] and c.applied == furthest)
+        behind = [r for r, c in enumerate(cursors) if not holds[r] or c.applied < furthest]
+        if group.rank == source:
+            skeleton, tensors = self.holder.take(cursors[source])
+            for rank in behind:
+                _send(group, rank, skeleton, tensors, self.device)
+        elif group.rank in behind:
+            skeleton, tensors = _receive(group, source, self.device)
+            self.holder.put(skeleton, tensors)
+        return cursors[source]
+
+    def _from_leader(self, group: Group, text: str) -> str:
+        return group.all_gather_bytes(text.encode() if group.rank == 0 else b"")[0].decode()
+
+    def _next(self, after: int) -> Switch:
+        """The next generation to be in: the newest above `after`, planned or not."""
+
+        def there() -> bool:
+            switch = self.member.pending()
+            return self.member.released or (switch is not None and switch.generation > after)
+
+        try:
+            self.member.wait(there)
+        except Exception as why:
+            self.give_up(why)
+        switch = self.member.pending()
+        if switch is None:
+            self._go()
+        if self.member.worker not in [peer.worker for peer in switch.members]:
+            if self.member.worker in switch.leavers:
+                return self._wait_for_release(switch)
+            self.give_up(Evicted(f"generation {switch.generation} has no place for it"))
+        return switch
+
+    def _leave(self, switch: Switch, cursor: Cursor) -> Cursor:
+        """Stop at this boundary, and keep the state until the others do not need it any more."""
+        self._let_go()
+        again = self._wait_for_release(switch)
+        return self._form(again, cursor)
+
+    def _wait_for_release(self, switch: Switch) -> Switch:
+        """Ends the process once released; the generation to go back to if the others need this worker after all."""
+
+        def needed() -> Switch | None:
+            newest = self.member.newest
+            if newest is None or newest.generation <= switch.generation:
+                return None
+            return newest if self.member.worker in [peer.worker for peer in newest.members] else None
+
+        try:
+            self.member.wait(lambda: self.member.released or needed() is not None)
+        except Exception as why:
+            self.give_up(why)
+        again = needed()
+        if again is None:
+            self._go()
+        return again
+
+    def _go(self) -> NoReturn:
+        """End from inside the loop: nobody needs this worker any more."""
+        self.close(Bye(reason="left"))
+        raise SystemExit(0)
+
+    # Connections.
+
+    def _heard(self, message: Message) -> None:
+        """In the channel's thread."""
+        if isinstance(message, Switch) and message.planned:
+            if not self.member.holds_state:
+                # A newcomer waits in one proposal at a time.
+                self._abort_below(message.generation)
+            elif self.member.worker in [peer.worker for peer in message.members]:
+                self._connect_in_background(message)
+        elif isinstance(message, (Switch, Evict, Fail)):
+            self._abort_below(message.generation if isinstance(message, Switch) else sys.maxsize)
+
+    def _abort_below(self, generation: int) -> None:
+        with self._lock:
+            groups = [*self._connecting.values(), *self._connected.values()]
+            if self.group is not None:
+                groups.append(self.group)
+        for group in groups:
+            if group.generation < generation:
+                group.abort("another generation was announced")
+
+    def _connect_in_background(self, switch: Switch) -> None:
+        group = self._new_group(switch)
+        if group is None:
+            return
+
+        def connect() -> None:
+            broken = None
+            try:
+                group.connect(self.formation_s)
+            except GroupBroken as error:
+                broken = error
+                group.close()
+            with self._lock:
+                self._connecting.pop(switch.generation, None)
+                if broken is None:
+                    self._connected[switch.generation] = group
+                else:
+                    self._broken[switch.generation] = broken
+            with self.member.changed:
+                self.member.changed.notify_all()
+
+        threading.Thread(target=connect, name=f"stretto-generation-{switch.generation}", daemon=True).start()
+
+    def _new_group(self, switch: Switch) -> Group | None:
+        """A group for the generation, unless there is one already."""
+        with self._lock:
+            if switch.generation in self._connecting or switch.generation in self._connected:
+                return None
+            workers = [peer.worker for peer in switch.members]
+            rank = workers.index(self.member.worker)
+            group = Group(switch.generation, rank, [peer.address for peer in switch.members], self.device)
+            self._connecting[switch.generation] = group
+            return group
+
+    def _connection(self, switch: Switch) -> Group:
+        """The connected group of the generation; raises if that fails, or is not wanted any more."""
+        self._connect_in_background(switch)
+
+        def settled() -> bool:
+            with self._lock:
+                return switch.generation not in self._connecting
+
+        # An urgent message aborts it, so this ends.
+        with self.member.changed:
+            while not settled():
+                self.member.changed.wait()
+        with self._lock:
+            group = self._connected.pop(switch.generation, None)
+            broken = self._broken.pop(switch.generation, None)
+        if group is None:
+            raise broken or GroupBroken(f"generation {switch.generation} could not be formed")
+        return group
+
+    def _report(self, generation: int, cause: GroupBroken | None, switch: Switch | None = None) -> None:
+        missing = cause.missing if cause is not None else ()
+        suspects = tuple(switch.members[rank].worker for rank in missing) if switch is not None else ()
+        text = cause.cause if cause is not None else "left"
+        self.channel.send(Broken(generation=generation, cause=text, suspects=suspects))
+
+    def _let_go(self) -> None:
+        """Close the group in use, and those of generations that are over."""
+        with self._lock:
+            group, self.group = self.group, None
+            over = [self._connected.pop(g) for g in list(self._connected) if g < self.member.generation]
+        for old in (group, *over):
+            if old is not None:
+                old.close()
+
+    def _drop_all(self) -> None:
+        self._abort_below(sys.maxsize)
+        with self._lock:
+            self.group = None
+            self._connected.clear()
+
+
+def _send(group: Group, rank: int, skeleton: str, tensors: list[Tensor], device: torch.device) -> None:
+    """The description first, then the bytes of all tensors, in pieces."""
+    shapes = [[list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for tensor in tensors]
+    head = json.dumps({"skeleton": skeleton, "tensors": shapes}).encode()
+    group.send(torch.tensor([len(head)]), rank).wait()
+    group.send(torch.frombuffer(bytearray(head), dtype=torch.uint8), rank).wait()
+    for tensor in tensors:
+        for piece in _pieces(tensor.detach().contiguous()):
+            group.send(piece.cpu(), rank).wait()
+
+
+def _receive(group: Group, source: int, device: torch.device) -> tuple[str, list[Tensor]]:
+    length = torch.zeros(1, dtype=torch.int64)
+    group.receive(length, source).wait()
+    text = torch.zeros(int(length), dtype=torch.uint8)
+    group.receive(text, source).wait()
+    head: dict[str, Any] = json.loads(bytes(text.numpy()))
+    tensors = []
+    for shape, dtype in head["tensors"]:
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        for piece in _pieces(tensor):
+            group.receive(piece, source).wait()
+        tensors.append(tensor.to(device))
+    return head["skeleton"], tensors
+
+
+def _pieces(tensor: Tensor) -> list[Tensor]:
+    """Bytes of a contiguous tensor, as views of a bounded size."""
+    if not tensor.numel():
+        return []
+    flat = tensor.reshape(-1).view(torch.uint8)
+    return [flat[start : start + _CHUNK_BYTES] for start in range(0, flat.numel(), _CHUNK_BYTES)]

@@ -1,0 +1,419 @@
+"""A fork must be what `python script.py` would have been; what cannot be is refused with the reason."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from living import alive, wait_until
+
+from stretto.backends.local.forkserver import ForkServer, ForkServers, at_start, parse
+from stretto.backends.local.launch import launch
+
+PYTHON = sys.executable
+
+
+def forked(server: ForkServer, command: list[str], cwd: Path, env: Mapping[str, str] | None = None) -> tuple[str, int]:
+    log = cwd.parent / f"{cwd.name}.forked.log"
+    log.unlink(missing_ok=True)
+    with launch(command, env=env, cwd=cwd, log=log, warm=server) as process:
+        assert (process.how, process.why) == ("forked", "")
+        status = process.wait(60.0)
+    return log.read_text(), status
+
+
+def plain(command: list[str], cwd: Path, env: Mapping[str, str] | None = None) -> tuple[str, int]:
+    with open(cwd.parent / f"{cwd.name}.plain.log", "w+") as log:
+        given = dict(os.environ if env is None else env)
+        done = subprocess.run(command, env=given, cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=60)
+        log.seek(0)
+        return log.read(), done.returncode
+
+
+SAME = {
+    "main": """
+import __main__, sys, pickle
+class Thing: pass
+print(__name__, __file__, __spec__, __package__, __doc__, type(__loader__), __loader__.path, __builtins__)
+print(sorted(vars(__main__)), __main__ is sys.modules["__main__"])
+print(pickle.loads(pickle.dumps(Thing())).__class__ is Thing)
+print(sys.argv, sys.orig_argv, sys.path, sys.executable, sys.flags, sys.prefix)
+""",
+    "process": """
+import os, resource, signal, sys, threading
+print(os.getcwd(), os.umask(0), sorted(os.environ.items()))
+print([(n, resource.getrlimit(getattr(resource, n))) for n in dir(resource) if n.startswith("RLIMIT_")])
+print([(s, signal.getsignal(s)) for s in signal.Signals], signal.pthread_sigmask(signal.SIG_BLOCK, []))
+print(signal.set_wakeup_fd(-1), threading.active_count(), threading.main_thread() is threading.current_thread())
+print(sorted(os.readlink(f"/proc/self/fd/{f}").replace("plain", "forked") for f in "012"))
+print([fd for fd in range(3, 200) if os.path.exists(f"/proc/self/fd/{fd}")])
+""",
+    "streams": """
+import sys
+for s in (sys.stdin, sys.stdout, sys.stderr):
+    print(s.name, s.mode, s.encoding, s.errors, s.newlines, s.line_buffering, s.write_through)
+    print(s.isatty(), type(s.buffer))
+print(sys.stdout is sys.__stdout__, sys.stdin.read() == "", sys.stdin.closed)
+print("ü", file=sys.stderr)
+""",
+    "exit-code": "import sys; print('out'); sys.exit(7)",
+    "exit-text": "import sys; print('out'); sys.exit('a reason')",
+    "exit-none": "import sys; sys.exit()",
+    "exit-now": "import os; print('lost'); os._exit(9)",
+    "error": """
+import atexit
+atexit.register(print, "at exit")
+def f(): raise ValueError("wrong")
+print("before")
+try:
+    f()
+except ValueError as e:
+    raise RuntimeError("worse") from e
+""",
+    "syntax": "x = (\n",
+    "encoding": "# -*- coding: latin-1 -*-\nprint('hello')\n",
+    "interrupt": "raise KeyboardInterrupt",
+    "signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "killed": "import os; os.kill(os.getpid(), 9)",
+    "hook": """
+import sys
+sys.excepthook = lambda kind, value, trace: print("hook", kind, value, trace.tb_lineno, trace.tb_next)
+raise ValueError(3)
+""",
+    "hook-exits": "import sys\nsys.excepthook = lambda *_: sys.exit(5)\nraise ValueError(3)\n",
+    "hook-fails": "import sys\nsys.excepthook = lambda *_: 1 / 0\nraise ValueError(3)\n",
+    "thread": """
+import threading, time
+threading.Thread(target=lambda: (time.sleep(0.05), print("thread ends"))).start()
+print("main ends")
+""",
+    "spawn": """
+import multiprocessing
+def square(x): return x * x
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(square, [1, 2, 3]))
+""",
+    "warning": "import warnings\nwarnings.warn('careful', DeprecationWarning)\n",
+    "sibling": "import helper; print(helper.__file__)",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "helper.py").write_text("x = 1\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_fork_does_what_a_new_interpreter_does(bare: ForkServer, folder: Path, name: str) -> None:
+    (folder / "script.py").write_text(SAME[name])
+    command = [PYTHON, "script.py", "--one", "two"]
+    assert forked(bare, command, folder) == plain(command, folder)
+
+
+@pytest.mark.parametrize("script", ["./script.py", "inner/../script.py", "link.py", "inner/script.py", "ABSOLUTE"])
+def test_however_the_script_is_named(bare: ForkServer, folder: Path, script: str) -> None:
+    (folder / "inner").mkdir()
+    for path in (folder / "script.py", folder / "inner" / "script.py"):
+        path.write_text(SAME["main"])
+    (folder / "link.py").symlink_to("inner/script.py")
+    command = [PYTHON, str(folder / "script.py") if script == "ABSOLUTE" else script]
+    assert forked(bare, command, folder) == plain(command, folder)
+
+
+@pytest.mark.parametrize(
+    "text", [SAME["main"].replace("__spec__, ", "__spec__.name, "), SAME["error"], "import sys; sys.exit(4)"]
+)
+def test_a_module(bare: ForkServer, folder: Path, text: str) -> None:
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").touch()
+    (folder / "package" / "run.py").write_text(text)
+    for module in ("package.run", "package.nowhere"):
+        command = [PYTHON, "-m", module, "--one"]
+        assert forked(bare, command, folder) == plain(command, folder)
+
+
+@pytest.mark.parametrize(
+    ("flags", "env"),
+    [(["-u"], {}), ([], {"PYTHONUNBUFFERED": "1"}), ([], {"PYTHONDONTWRITEBYTECODE": "1", "TZ": "UTC-3"})],
+)
+def test_what_is_applied_afterwards(bare: ForkServer, folder: Path, flags: list[str], env: dict[str, str]) -> None:
+    (folder / "script.py").write_text(
+        SAME["streams"] + "import os, time; print(sys.dont_write_bytecode, time.timezone)\nprint('kept'); os._exit(0)"
+    )
+    base = {k: v for k, v in os.environ.items() if k not in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")}
+    command = [PYTHON, *flags, "script.py"]
+    out, status = forked(bare, command, folder, base | env)
+    assert (out, status) == plain(command, folder, base | env)
+    assert ("kept" in out) == ("PYTHONDONTWRITEBYTECODE" not in env)
+
+
+def test_umask_and_limits_are_those_of_the_launcher(bare: ForkServer, folder: Path) -> None:
+    (folder / "script.py").write_text(
+        "import os, resource; print(os.umask(0), resource.getrlimit(resource.RLIMIT_CORE))"
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    before = os.umask(0o027)
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+        out, _ = forked(bare, [PYTHON, "script.py"], folder)
+    finally:
+        os.umask(before)
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+    assert out.split()[0] == str(0o027)
+    assert out.split()[1] == "(0,"
+
+
+def test_forks_draw_different_numbers(bare: ForkServer, folder: Path) -> None:
+    (folder / "script.py").write_text(
+        "import random, numpy, multiprocessing as m\n"
+        "print(random.random()); print(numpy.random.rand()); print(bytes(m.current_process().authkey).hex())"
+    )
+    one, two = (forked(bare, [PYTHON, "script.py"], folder)[0].split() for _ in range(2))
+    assert len(one) == 3
+    assert not set(one) & set(two)
+
+
+def test_variables_that_an_import_sets(tmp_path: Path, cache: Path) -> None:
+    """They are the worker's too, and no reason to refuse a launcher that has done the same import."""
+    python = make_environment(tmp_path / "env")
+    packages = next((tmp_path / "env").glob("lib/python*/site-packages"))
+    (packages / "setting.py").write_text(
+        "import os\nfor name in ('KMP_X', 'KMP_Y'): os.environ.setdefault(name, 'set')"
+    )
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "script.py").write_text("import os, setting; print(os.environ['KMP_X'], os.environ['KMP_Y'])")
+    with ForkServer(python, preload=("setting",), cache=cache) as server:
+        assert server.wait_ready(), server.failure
+        command = [python, "script.py"]
+        for env in ({}, {"KMP_X": "set"}):
+            assert forked(server, command, tmp_path / "job", os.environ | env) == ("set set\n", 0)
+        assert "KMP_X" in server.refusal(command, os.environ | {"KMP_X": "other"}, str(tmp_path / "job"))
+
+
+def test_a_large_environment(bare: ForkServer, folder: Path) -> None:
+    (folder / "script.py").write_text("import os; print(sum(len(v) for k, v in os.environ.items() if k[:4] == 'MANY'))")
+    env = os.environ | {f"MANY{i}": "x" * 1000 for i in range(1000)}
+    assert forked(bare, [PYTHON, "script.py"], folder, env) == ("1000000\n", 0)
+
+
+REFUSED = {
+    "another program": (["bash", "script.py"], {}, "is not the interpreter"),
+    "-O": ([PYTHON, "-O", "script.py"], {}, "flag -O"),
+    "-X": ([PYTHON, "-X", "dev", "script.py"], {}, "flag -X"),
+    "-W": ([PYTHON, "-Werror", "script.py"], {}, "flag -Werror"),
+    "-c": ([PYTHON, "-c", "pass"], {}, "flag -c"),
+    "standard input": ([PYTHON], {}, "standard input"),
+    "no module": ([PYTHON, "-m"], {}, "no module"),
+    "no script": ([PYTHON, "missing.py"], {}, "not a Python source file"),
+    "folder": ([PYTHON, "."], {}, "not a Python source file"),
+    "PYTHONPATH": ([PYTHON, "script.py"], {"PYTHONPATH": "/x"}, "PYTHONPATH"),
+    "PYTHONHASHSEED": ([PYTHON, "script.py"], {"PYTHONHASHSEED": "0"}, "PYTHONHASHSEED"),
+    "LD_PRELOAD": (
+        [PYTHON, "script.py"],
+        {"LD_PRELOAD": "/x.so", "LD_LIBRARY_PATH": "/x"},
+        "LD_LIBRARY_PATH, LD_PRELOAD",
+    ),
+    "locale": ([PYTHON, "script.py"], {"LC_ALL": "C"}, "LC_ALL"),
+    "torch": ([PYTHON, "script.py"], {"TORCH_LOGS": "all"}, "TORCH_LOGS"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_forked_is_refused_with_the_reason(bare: ForkServer, folder: Path, name: str) -> None:
+    (folder / "script.py").touch()
+    command, env, reason = REFUSED[name]
+    assert reason in bare.refusal(command, os.environ | env, str(folder))
+
+
+def test_a_refused_command_starts_in_the_plain_way(bare: ForkServer, folder: Path) -> None:
+    (folder / "script.py").write_text("import sys; print(sys.flags.optimize)")
+    with launch([PYTHON, "-O", "script.py"], cwd=folder, log=folder / "log", warm=bare) as process:
+        assert process.wait(60.0) == 0
+    assert process.how == "plain"
+    assert "-O" in process.why
+    assert (folder / "log").read_text() == "1\n"
+
+
+def test_a_script_beside_a_module_that_hides_an_imported_one(bare: ForkServer, folder: Path) -> None:
+    (folder / "script.py").touch()
+    assert bare.refusal([PYTHON, "script.py"], os.environ, str(folder)) == ""
+    (folder / "selectors.py").touch()
+    assert "has a module selectors" in bare.refusal([PYTHON, "script.py"], os.environ, str(folder))
+
+
+def test_variables_that_are_read_late_do_not_count() -> None:
+    late = {"TORCHELASTIC_RUN_ID": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    assert at_start(late) == {}
+    assert at_start({"OMP_PROC_BIND": "1", "LD_X": ""}) == {"OMP_PROC_BIND": "1", "LD_X": ""}
+    assert not isinstance(parse(["python", "-u", "a.py", "-O"]), str)
+
+
+def make_environment(folder: Path) -> str:
+    venv.create(folder, symlinks=True)
+    return str(folder / "bin" / "python")
+
+
+def test_torch_that_is_not_installed(tmp_path: Path, cache: Path) -> None:
+    python = make_environment(tmp_path / "env")
+    with ForkServers(cache=cache) as servers:
+        server = servers.get(python, os.environ)
+        assert not server.wait_ready()
+        assert server.failure == "torch is not installed in this environment"
+        assert servers.get(python, os.environ) is server
+        (tmp_path / "script.py").write_text("import sys; print(sys.prefix)")
+        with launch([python, str(tmp_path / "script.py")], log=tmp_path / "log", warm=server) as process:
+            assert process.wait(60.0) == 0
+    assert (process.how, process.why) == ("plain", server.failure)
+    assert (tmp_path / "log").read_text().strip() == str(tmp_path / "env")
+
+
+def test_a_changed_environment_gets_a_new_server_and_its_workers_go_on(tmp_path: Path, cache: Path) -> None:
+    python = make_environment(tmp_path / "env")
+    (tmp_path / "script.py").write_text("import time; print('up', flush=True)\nwhile True: time.sleep(0.01)")
+    command = [python, str(tmp_path / "script.py")]
+    with ForkServers(preload=(), cache=cache) as servers:
+        first = servers.get(python, os.environ)
+        assert first.wait_ready()
+        assert servers.get(python, os.environ) is first
+        with launch(command, log=tmp_path / "log", warm=first) as process:
+            assert process.how == "forked"
+            wait_until(lambda: (tmp_path / "log").read_text())
+            packages = next((tmp_path / "env").glob("lib/python*/site-packages"))
+            (packages / "thing-1.0.dist-info").mkdir()
+            assert "changed" in first.refusal(command, os.environ, "/")
+            second = servers.get(python, os.environ)
+            assert second.wait_ready()
+            assert second is not first
+            assert process.poll() is None
+        wait_until(lambda: not first.alive)
+        assert servers.get(python, os.environ) is second
+
+
+def test_an_import_that_starts_a_thread_makes_it_unforkable(tmp_path: Path, cache: Path) -> None:
+    python = make_environment(tmp_path / "env")
+    packages = next((tmp_path / "env").glob("lib/python*/site-packages"))
+    (packages / "busy.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    with ForkServer(python, preload=("busy",), cache=cache) as server:
+        assert not server.wait_ready()
+        assert "started 1 threads" in server.failure
+
+
+SLEEPER = "import os, time\nprint(os.getpid(), flush=True)\nwhile True: time.sleep(0.01)\n"
+
+
+def test_kill_9_of_the_server_leaves_no_orphan(folder: Path, cache: Path) -> None:
+    (folder / "script.py").write_text(
+        "import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True)\nchild.wait()\n"
+    )
+    with ForkServer(preload=(), cache=cache) as server:
+        assert server.wait_ready()
+        with launch([PYTHON, "script.py"], cwd=folder, log=folder / "log", warm=server) as process:
+            wait_until(lambda: (folder / "log").read_text().strip())
+            grandchild = int((folder / "log").read_text())
+            os.kill(server.pid, signal.SIGKILL)
+            wait_until(lambda: not alive(process.pid))
+            assert process.wait(20.0) == -signal.SIGKILL
+            wait_until(lambda: not alive(grandchild))
+        assert "has ended with status -9" in server.refusal([PYTHON, "script.py"], os.environ, str(folder))
+
+
+def test_the_server_survives_clients_that_go_away_or_talk_nonsense(bare: ForkServer, folder: Path) -> None:
+    for word in (b"", b"nonsense"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect(bare.address)
+            if word:
+                client.send(word)
+    (folder / "script.py").write_text(SLEEPER)
+    with open(folder / "log", "wb") as log, open(os.devnull) as nothing:
+        stdio = (nothing.fileno(), log.fileno(), log.fileno())
+        worker = bare.fork([PYTHON, "script.py"], os.environ, str(folder), stdio)
+    wait_until(lambda: (folder / "log").read_text().strip() == str(worker.pid))
+    worker.connection.close()
+    os.close(worker.pidfd)
+    wait_until(lambda: not alive(worker.pid))
+    (folder / "script.py").write_text("print('still here')")
+    assert forked(bare, [PYTHON, "script.py"], folder) == ("still here\n", 0)
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from stretto.backends.local.forkserver import ForkServer
+from stretto.backends.local.launch import launch
+folder = Path(sys.argv[1])
+server = ForkServer(preload=(), cache=folder)
+assert server.wait_ready()
+workers = [launch([sys.executable, "script.py"], cwd=folder, log=folder / name, warm=warm)
+           for name, warm in (("forked", server), ("plain", None))]
+print(server.address, server.pid, *(worker.pid for worker in workers), flush=True)
+time.sleep(600)
+"""
+
+
+def test_all_die_with_their_owner(folder: Path) -> None:
+    (folder / "script.py").write_text(SLEEPER)
+    (folder / "owner.py").write_text(OWNER)
+    owner = subprocess.Popen([PYTHON, str(folder / "owner.py"), str(folder)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    with owner.stdout:
+        address, *words = owner.stdout.readline().split()
+    pids = [int(word) for word in words]
+    wait_until(lambda: all((folder / name).exists() and (folder / name).read_text() for name in ("forked", "plain")))
+    assert len(pids) == 3
+    owner.kill()
+    owner.wait()
+    wait_until(lambda: not any(alive(pid) for pid in pids))
+    assert not Path(address).parent.exists()
+
+
+THREADS = """
+import json, torch, numpy, threadpoolctl
+pools = {(p["user_api"], p["filepath"]): p["num_threads"] for p in threadpoolctl.threadpool_info()}
+print(torch.get_num_threads(), sorted(pools.items()), torch.cuda.is_initialized())
+"""
+
+
+@pytest.mark.parametrize("env", [{}, {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "2"}])
+def test_numbers_of_threads_are_those_of_the_variables(
+    torch_server: ForkServer, folder: Path, env: dict[str, str]
+) -> None:
+    # The plain one must have the same libraries loaded.
+    (folder / "script.py").write_text("import sklearn.datasets\n" + THREADS)
+    command = [PYTHON, "script.py"]
+    assert forked(torch_server, command, folder, os.environ | env) == plain(command, folder, os.environ | env)
+
+
+def test_a_forked_worker_trains_on_many_threads_with_its_own_random_numbers(
+    torch_server: ForkServer, folder: Path
+) -> None:
+    (folder / "script.py").write_text("""
+import sys, torch
+before = set(sys.modules)
+print(torch.rand(1).item(), torch.initial_seed())
+torch.set_num_threads(4)
+model = torch.nn.Linear(2000, 2000)
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.randn(1000, 2000)).sum().backward()
+optimizer.step()
+late = sorted(set(sys.modules) - before)
+assert len(late) < 20, late
+""")
+    results = [forked(torch_server, [PYTHON, "script.py"], folder) for _ in range(2)]
+    assert [status for _, status in results] == [0, 0], results
+    one, two = (out.split() for out, _ in results)
+    assert not set(one) & set(two)

@@ -1,0 +1,327 @@
+"""The main stories, each with its transcript: what was announced and formed, when, and why."""
+
+from __future__ import annotations
+
+import textwrap
+
+from simulated_job import Job, Process
+
+from stretto.control.events import Want
+from stretto.control.roster import Settings
+
+
+def start(workers: int, **settings: float) -> tuple[Job, list[Process]]:
+    job = Job(Settings(token="secret", min_workers=workers, want=workers, **settings))  # type: ignore[arg-type]
+    processes = [job.spawn() for _ in range(workers)]
+    job.run(lambda: job.training(workers))
+    job.log.clear()
+    while job.now_s < 9.9:
+        job.round(0.5)
+    job.advance(10.0 - job.now_s)
+    for process in processes:
+        job.drain(process)
+    return job, processes
+
+
+def settle(job: Job) -> None:
+    """Let everything that can happen at this instant happen."""
+    for _ in range(6):
+        job.round(0.0)
+
+
+def transcript(job: Job) -> str:
+    return "\n".join(line.strip() for line in job.log)
+
+
+def expect(job: Job, text: str) -> None:
+    assert transcript(job) == textwrap.dedent(text).strip()
+
+
+def test_growing_waits_for_nobody_and_shrinking_names_the_latest() -> None:
+    job, _ = start(2)
+    job.tell(Want(4))
+    job.spawn(), job.spawn()
+    settle(job)
+    job.advance(1.0)
+    settle(job)
+    job.tell(Want(3))
+    settle(job)
+    expect(
+        job,
+        """
+        10.0  2: w1 w2 w3  (planned: +w3 (want 4))
+        10.0  2 formed
+        10.0  3: w1 w2 w3 w4  (planned: +w4 (want 4))
+        11.0  3 formed
+        11.0  4: w1 w2 w3 -w4  (planned: -w4 (want 3))
+        11.0  4 formed
+        """,
+    )
+    assert job.processes["w4"].out == "released"
+
+
+def test_a_killed_member_is_dropped_at_once() -> None:
+    job, (_, second, _) = start(3)
+    job.kill(second)
+    settle(job)
+    expect(
+        job,
+        """
+        10.0  w2 evicted: generation 2 goes on without it: lost w2
+        10.0  2: w1 w3  (at once: lost w2)
+        10.0  2 formed
+        """,
+    )
+
+
+def test_nobody_hears_of_a_newcomer_that_dies_while_warming_up() -> None:
+    job, _ = start(2)
+    job.tell(Want(3))
+    newcomer = job.spawn()
+    job.drain(newcomer)
+    job.kill(newcomer)
+    settle(job)
+    job.advance(10.0)
+    expect(job, "")
+
+
+def test_a_proposed_newcomer_that_dies_is_left_out_by_plan() -> None:
+    job, _ = start(2)
+    job.tell(Want(3))
+    newcomer = job.spawn()
+    job.get_ready(newcomer)
+    job.drain(newcomer)
+    job.kill(newcomer)
+    job.notice_closed()
+    settle(job)
+    expect(
+        job,
+        """
+        10.0  2: w1 w2 w3  (planned: +w3 (want 3))
+        10.0  3: w1 w2  (planned: -w3 (want 3))
+        10.0  3 formed
+        """,
+    )
+
+
+def test_a_frozen_member_is_out_and_learns_it_when_it_wakes() -> None:
+    job, (_, second) = start(2)
+    second.frozen = True
+    while job.now_s < 16:
+        job.round(0.5)
+    second.frozen = False
+    settle(job)
+    expect(
+        job,
+        """
+        15.0  w2 evicted: generation 2 goes on without it: lost w2
+        15.0  2: w1  (at once: lost w2)
+        15.5  2 formed
+        """,
+    )
+    assert second.out.startswith("evicted")
+
+
+def test_all_leave_but_one_stays_until_the_newcomer_has_its_state() -> None:
+    job, _ = start(2)
+    job.tell(Want(1, ("w1", "w2")))
+    settle(job)
+    job.spawn()
+    settle(job)
+    settle(job)
+    expect(
+        job,
+        """
+        10.0  2: w1 -w2  (planned: -w2 (want 1))
+        10.0  2 formed
+        10.0  3: w1 w3  (planned: +w3 (want 1))
+        10.0  3 formed
+        10.0  4: w3 -w1  (planned: -w1 (want 1))
+        10.0  4 formed
+        """,
+    )
+    assert [job.processes[name].out for name in ("w1", "w2")] == ["released"] * 2
+
+
+def test_a_member_that_cannot_be_reached_may_come_back_unchanged() -> None:
+    job, (only,) = start(1)
+    job.spawn()
+    job.cut(only)
+    only.cut_off = True
+    for _ in range(40):
+        job.round(1.0)
+    only.cut_off = False
+    settle(job)
+    expect(job, "")
+    assert job.state.number == 1
+
+
+def test_newcomers_take_over_only_when_the_last_is_confirmed_gone() -> None:
+    job, (only,) = start(1)
+    job.spawn()
+    job.kill(only)
+    for _ in range(30):
+        job.round(1.0)
+    expect(job, "")
+    job.reap(only)
+    settle(job)
+    expect(
+        job,
+        """
+        40.0  2: w2  (at once: lost w1; nobody who held state is left)
+        40.0  2 formed
+        """,
+    )
+
+
+def test_a_lease_that_runs_out_is_as_good_as_a_confirmation() -> None:
+    job, (only,) = start(1)
+    job.spawn()
+    job.kill(only)
+    while job.now_s < 80:
+        job.round(0.5)
+    expect(
+        job,
+        """
+        75.0  2: w2  (at once: lost w1; nobody who held state is left)
+        75.5  2 formed
+        """,
+    )
+
+
+def test_a_leaver_does_not_stand_in_for_stayers_that_may_go_on_without_it() -> None:
+    """The list without it may have been taken by those that cannot be reached; once they are gone its state is used."""
+    job, (first, second) = start(2)
+    job.tell(Want(1))
+    job.cut(first)
+    first.cut_off = True
+    job.notice_closed()
+    for _ in range(20):
+        job.drain(second)
+        job.advance(1.0)
+    assert transcript(job) == "10.0  2: w1 -w2  (planned: -w2 (want 1))"
+    job.kill(first)
+    job.reap(first)
+    assert transcript(job).splitlines()[-1] == "30.0  3: w2  (at once: lost w1)"
+
+
+def test_a_leaver_keeps_its_state_until_the_others_have_committed() -> None:
+    job, (first, second) = start(2)
+    job.tell(Want(1))
+    job.drain(first), job.drain(second)
+    for process in (first, second):
+        job.apply(process)
+    job.reduce(first), job.apply(first), job.apply(second), job.exchange(first), job.take_in(first)
+    job.drain(first), job.drain(second)
+    assert transcript(job).splitlines()[-1] == "10.0  2 formed"
+    assert second.waiting
+    assert not second.out
+    job.kill(first)
+    job.notice_closed()
+    job.reap(first)
+    settle(job)
+    steps = len(first.lineage)
+    assert second.lineage[:steps] == first.lineage == (1,) * steps
+    assert set(second.lineage[steps:]) == {3}
+
+
+def test_of_two_workers_with_a_broken_link_exactly_one_goes() -> None:
+    job, _ = start(3)
+    job.broken_links.add(frozenset(("w2", "w3")))
+    for _ in range(30):
+        job.round(0.1)
+    expect(
+        job,
+        """
+        10.3  2: w1 w2 w3  (at once: broken)
+        10.8  w3 evicted: generation 2 could not be formed with it
+        10.8  3: w1 w2  (at once: broken)
+        11.0  3 formed
+        """,
+    )
+
+
+def test_a_newcomer_with_a_broken_link_goes_and_the_members_train_on() -> None:
+    job, (first, _) = start(2)
+    job.broken_links.add(frozenset(("w1", "w3")))
+    job.tell(Want(3))
+    job.spawn()
+    before = len(first.lineage)
+    for _ in range(30):
+        job.round(0.1)
+    expect(
+        job,
+        """
+        10.0  2: w1 w2 w3  (planned: +w3 (want 3))
+        10.4  3: w1 w2 w3  (planned: again (want 3))
+        10.9  w3 evicted: generation 3 could not be formed with it
+        10.9  4: w1 w2  (planned: -w3 (want 3))
+        11.3  4 formed
+        """,
+    )
+    assert len(first.lineage) > before + 20
+
+
+def test_a_member_that_never_forms_is_evicted_in_time() -> None:
+    job, (_, second, third) = start(3)
+    third.stuck = True
+    job.kill(second)
+    while job.now_s < 22:
+        job.round(0.5)
+    expect(
+        job,
+        """
+        10.0  w2 evicted: generation 2 goes on without it: lost w2
+        10.0  2: w1 w3  (at once: lost w2)
+        20.0  w3 evicted: generation 2 could not be formed with it
+        20.0  3: w1  (at once: not formed in time)
+        20.5  3 formed
+        """,
+    )
+
+
+def test_a_restarted_coordinator_adopts_the_job_without_touching_it() -> None:
+    job, (first, _) = start(2)
+    job.restart_coordinator()
+    before = len(first.lineage)
+    while job.now_s < 30:
+        job.round(0.5)
+    expect(job, "10.0  coordinator restarted\n10.0  1 formed")
+    assert len(first.lineage) > before + 20
+
+
+def test_a_member_that_died_while_the_coordinator_was_away_is_missed_after_the_grace() -> None:
+    job, (_, second) = start(2)
+    job.kill(second)
+    job.restart_coordinator()
+    while job.now_s < 17:
+        job.round(0.5)
+    expect(
+        job,
+        """
+        10.0  coordinator restarted
+        15.0  w2 evicted: generation 2 goes on without it: lost w2
+        15.0  2: w1  (at once: lost w2)
+        15.5  2 formed
+        """,
+    )
+
+
+def test_a_generation_journalled_but_not_announced_is_announced_after_the_restart() -> None:
+    job, _ = start(2)
+    job.tell(Want(3))
+    newcomer = job.spawn()
+    job.drain(newcomer)
+    job.get_ready(newcomer)
+    job.crash_after = 1
+    job.drain(newcomer)
+    for _ in range(3):
+        settle(job)
+    expect(
+        job,
+        """
+        10.0  coordinator restarted
+        10.0  1 formed
+        10.0  2 formed
+        """,
+    )
