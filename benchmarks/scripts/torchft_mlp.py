@@ -16,11 +16,14 @@ import torch
 from torch import nn
 from torch.distributed import TCPStore
 from torchft import Manager, Optimizer, ProcessGroupGloo
+from torchft.checkpointing import HTTPTransport
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 width, layers = int(os.environ["WIDTH"]), int(os.environ["LAYERS"])
-limit = timedelta(seconds=10)
+# A survivor that waits for another survivor, who has given up, notices by this time-out only.
+collective = timedelta(seconds=float(os.environ["COLLECTIVE_S"]))
+long = timedelta(seconds=30)
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 network = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
 plain = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
@@ -32,12 +35,13 @@ def load(state: dict[str, dict[str, object]]) -> None:
 
 
 manager = Manager(
-    pg=ProcessGroupGloo(timeout=limit),
+    pg=ProcessGroupGloo(timeout=collective),
     load_state_dict=load,
     state_dict=lambda: {"model": network.state_dict(), "optimizer": plain.state_dict()},
     min_replica_size=2,
-    timeout=limit,
-    quorum_timeout=limit,
+    timeout=collective,
+    quorum_timeout=long,
+    checkpoint_transport=HTTPTransport(timeout=long, num_chunks=0),
     rank=0,
     world_size=1,
     store_addr="127.0.0.1",

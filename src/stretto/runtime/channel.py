@@ -17,10 +17,11 @@ from websockets.exceptions import InvalidHandshake, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from stretto.runtime.member import Evicted, JobFailed, Member
-from stretto.runtime.messages import Message, MessageError, Welcome, decode, encode
+from stretto.runtime.messages import Bye, Message, MessageError, Welcome, decode, encode
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.02, 1.0
 _OPEN_S = 5.0
+LEASE_OVER = "nothing was heard from the coordinator for the length of the lease"
 
 
 class NoCoordinator(Exception):
@@ -36,6 +37,8 @@ class Channel:
         self._closing = threading.Event()
         self._connection: ClientConnection | None = None
         self._lock = threading.Lock()
+        self._last: Bye | None = None
+        self._said = threading.Event()
         self._reader = threading.Thread(target=self._read, name="stretto-channel", daemon=True)
         self._writer = threading.Thread(target=self._write, name="stretto-heartbeat", daemon=True)
 
@@ -52,14 +55,17 @@ class Channel:
         """Send soon; dropped if the connection is away and it is not one of the member's facts."""
         self._outbox.put(message)
 
-    def close(self, last: Message | None = None, timeout_s: float = 5.0) -> None:
-        """Say the last word and hang up."""
+    def close(self, last: Bye | None = None, timeout_s: float = 30.0) -> None:
+        """Say the last word and hang up. While the coordinator is away the word waits for it, up to `timeout_s`."""
         if last is not None and self._writer.is_alive():
+            self.member.state(last)
+            self._last = last
             self._outbox.put(last)
+            self._said.wait(timeout_s)
         self._closing.set()
         self._outbox.put(None)
-        if self._writer.is_alive() and threading.current_thread() is not self._writer:
-            self._writer.join(timeout_s)
+        if self._writer.is_alive():
+            self._writer.join(1.0)
         with self._lock:
             connection = self._connection
         if connection is not None:
@@ -74,6 +80,7 @@ class Channel:
                     connection.send(encode(self.member.hello()))
                     for fact in self.member.facts():
                         connection.send(encode(fact))
+                        self._note(fact)
                     with self._lock:
                         self._connection = connection
                     for text in connection:
@@ -90,9 +97,11 @@ class Channel:
                 with self._lock:
                     self._connection = None
             if self._closing.is_set() or isinstance(self.member.out, (Evicted, JobFailed)):
+                self._said.set()
                 return
             if self.member.lease_over(time.monotonic()):
-                self.member.end(Evicted("nothing was heard from the coordinator for the length of the lease"))
+                self.member.end(Evicted(LEASE_OVER))
+                self._said.set()
                 return
             if self.member.welcome is None and time.monotonic() > self._first_s:
                 return
@@ -116,3 +125,8 @@ class Channel:
             if connection is not None:
                 with contextlib.suppress(OSError, WebSocketException):
                     connection.send(encode(message))
+                    self._note(message)
+
+    def _note(self, sent: Message) -> None:
+        if sent is self._last:
+            self._said.set()

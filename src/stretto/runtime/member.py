@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from stretto.runtime.messages import (
     Alive,
+    Broken,
+    Bye,
     Committed,
     End,
     Evict,
@@ -106,6 +108,7 @@ class Member:
             self.welcome = message
             self.loops_done = max(self.loops_done, message.loops_done)
         elif isinstance(message, Switch):
+            self.loops_done = max(self.loops_done, message.loops_done)
             if message.generation > max(self.generation, self.newest.generation if self.newest else 0):
                 self.newest = self.announced[message.generation] = message
         elif isinstance(message, End):
@@ -130,7 +133,7 @@ class Member:
 
     # The training thread's side.
 
-    def state(self, fact: Ready | Formed | Committed | LoopEnd) -> Message:
+    def state(self, fact: Ready | Formed | Committed | Broken | LoopEnd | Bye) -> Message:
         """Keep a fact for reconnections, and give it back to be sent."""
         with self.changed:
             self._facts[type(fact)] = fact
@@ -142,7 +145,7 @@ class Member:
             self.generation = switch.generation
             self.members = tuple(peer.worker for peer in switch.members)
             self.announced = {g: given for g, given in self.announced.items() if g > switch.generation}
-            for kind in (Formed, Committed, LoopEnd):
+            for kind in (Formed, Committed, Broken, LoopEnd):
                 self._facts.pop(kind, None)
 
     def pending(self) -> Switch | None:

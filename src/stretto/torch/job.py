@@ -231,13 +231,12 @@ class Job:
         if self.world is None:
             self.cursor = Cursor(number, self.cursor.step if self.cursor.loop == number else 0, self.cursor.applied)
             return self.cursor.loop <= number
-        if number < max(self.world.member.loops_done, self.cursor.loop):
-            return False
         if self.generation == 0:
+            # Even if this loop is over: what comes after it is for members.
             self.cursor = self.world.join(self._fingerprint(number, loop), Cursor(number, 0, 0))
             self._open_ledger()
-            if self.cursor.loop > number:
-                return False
+        if number < max(self.world.member.loops_done, self.cursor.loop):
+            return False
         if self.cursor.loop < number:
             self.cursor = Cursor(number, 0, self.cursor.applied)
         if loop.size < self.size or 0 < self.virtual_ranks < self.size:
@@ -274,6 +273,8 @@ class Job:
 
     def _begin(self, loop: Loop, step: int, parts: list[Part]) -> Rollback | None:
         """Before the body: how much this member's slice counts, and what must be put back if it is done again."""
+        if self.world is not None:
+            self.world.check_lease()
         self._undo = None
         assert self.reducer is not None
         group = self.world.group if self.world is not None else None

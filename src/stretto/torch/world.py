@@ -12,13 +12,14 @@ import os
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from stretto.runtime.channel import Channel
+from stretto.runtime.channel import LEASE_OVER, Channel
 from stretto.runtime.member import Evicted, Member
 from stretto.runtime.messages import Broken, Bye, Committed, Evict, Fail, Formed, LoopEnd, Message, Ready, Switch
 from stretto.torch.groups import Group, GroupBroken
@@ -78,6 +79,11 @@ class World:
         self._drop_all()
         self.store.close()
 
+    def check_lease(self) -> None:
+        """Before anything that counts: others may have been put in the place of a worker that was asleep."""
+        if self.member.lease_over(time.monotonic()):
+            self.give_up(Evicted(LEASE_OVER))
+
     # What rides on the reduction.
 
     def offset(self) -> int:
@@ -131,7 +137,10 @@ class World:
             cursor = self.recover(cursor, None)
 
     def say_loop_end(self, cursor: Cursor, how: str) -> None:
-        fact = LoopEnd(generation=self.member.generation, loop=cursor.loop, applied=cursor.applied, how=how)
+        member = self.member
+        fact = LoopEnd(
+            generation=member.generation, loop=cursor.loop, applied=cursor.applied, how=how, step=member.step
+        )
         self.channel.send(self.member.state(fact))
 
     def give_up(self, why: Exception) -> NoReturn:
@@ -146,6 +155,7 @@ class World:
     def _form(self, switch: Switch, cursor: Cursor) -> Cursor:
         """Enter a generation, or a later one if it breaks: connect, learn who holds what, take what is missing."""
         while True:
+            self.check_lease()
             self.member.enter(switch)
             before = self.group
             try:
@@ -326,7 +336,8 @@ class World:
         missing = cause.missing if cause is not None else ()
         suspects = tuple(switch.members[rank].worker for rank in missing) if switch is not None else ()
         text = cause.cause if cause is not None else "left"
-        self.channel.send(Broken(generation=generation, cause=text, suspects=suspects))
+        fact = Broken(generation=generation, cause=text, suspects=suspects)
+        self.channel.send(self.member.state(fact))
 
     def _let_go(self) -> None:
         """Close the group in use, and those of generations that are over."""
