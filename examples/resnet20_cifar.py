@@ -90,8 +90,8 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         job.report(loss=loss)
-        if job.step + 1 >= options.steps:
-            job.stop()
+        if job.step + 2 >= options.steps:
+            job.stop()  # takes effect after the next step, on all workers
     if job.rank == 0:
         print(f"{job.step} steps, last loss {loss.item():.3f}")
 

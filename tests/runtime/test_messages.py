@@ -1,0 +1,72 @@
+"""What goes over the wire comes out as it was, or is refused with a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stretto.runtime.messages import KINDS, Heartbeat, Message, MessageError, Peer, Switch, decode, encode
+
+messages = st.sampled_from(sorted(KINDS.values(), key=lambda kind: kind.__name__)).flatmap(st.from_type)
+
+
+def finite(message: Message) -> bool:
+    return all(value == value for value in typing.cast(dict[str, float], getattr(message, "metrics", {})).values())
+
+
+@given(message=messages.filter(finite))
+def test_there_and_back(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_a_newer_peer_may_say_more() -> None:
+    text = json.dumps(
+        {"kind": "switch", "generation": 3, "members": [{"worker": "a", "address": "x:1", "gpu": 2}], "more": 1}
+    )
+    assert decode(text) == Switch(generation=3, members=(Peer(worker="a", address="x:1"),))
+
+
+def test_whole_numbers_are_numbers() -> None:
+    beat = decode('{"kind": "heartbeat", "generation": 1, "loop": 0, "step": 2, "applied": 2, "metrics": {"loss": 1}}')
+    assert isinstance(beat, Heartbeat)
+    assert beat.metrics == {"loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not an object"),
+        ('{"kind": "dance"}', "unknown kind 'dance'"),
+        ('{"generation": 1}', "unknown kind None"),
+        ('{"kind": "formed", "generation": 1}', "Formed.applied is missing"),
+        ('{"kind": "formed", "generation": "1", "applied": 2}', "Formed.generation: expected int, got str"),
+        ('{"kind": "formed", "generation": true, "applied": 2}', "expected int, got bool"),
+        ('{"kind": "switch", "generation": 1, "members": [{"worker": "a"}]}', "Peer.address is missing"),
+        ('{"kind": "switch", "generation": 1, "members": 7}', "Switch.members"),
+    ],
+)
+def test_refused(text: str, reason: str) -> None:
+    with pytest.raises(MessageError, match=reason):
+        decode(text)
+
+
+@given(message=messages.filter(finite), data=st.data())
+def test_no_field_can_be_left_out_or_changed_in_kind(message: Message, data: st.DataObject) -> None:
+    given_fields = json.loads(encode(message))
+    required = [
+        column.name
+        for column in dataclasses.fields(message)
+        if column.default is dataclasses.MISSING and column.default_factory is dataclasses.MISSING
+    ]
+    if not required:
+        return
+    name = data.draw(st.sampled_from(required))
+    for wrong in ({k: v for k, v in given_fields.items() if k != name}, {**given_fields, name: {"no": [None]}}):
+        with pytest.raises(MessageError, match=name):
+            decode(json.dumps(wrong))
