@@ -22,7 +22,7 @@ data = TensorDataset(torch.randn(240, width))
 with Path(os.environ["STRETTO_FOLDER"], f"{os.environ['STRETTO_WORKER']}.steps").open("w", buffering=1) as notes:
     for batch in job.batches(data, size=12, epochs=100_000):
         notes.write(f"{time.monotonic()} {job.step} {job.size} {job.generation}\n")
-        loss = model(batch.x).square().mean()
+        loss = model(batch.x.to(job.device)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

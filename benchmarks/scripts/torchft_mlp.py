@@ -13,8 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed import TCPStore
 from torchft import Manager, Optimizer, ProcessGroupGloo
 from torchft.checkpointing import HTTPTransport
 
@@ -24,7 +24,7 @@ width, layers = int(os.environ["WIDTH"]), int(os.environ["LAYERS"])
 # A survivor that waits for another survivor, who has given up, notices by this time-out only.
 collective = timedelta(seconds=float(os.environ["COLLECTIVE_S"]))
 long = timedelta(seconds=30)
-store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 network = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
 plain = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
 

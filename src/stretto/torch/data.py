@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from numpy.random.mtrand import get_bit_generator, set_bit_generator
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from stretto.runtime.order import sample_seed
 
@@ -106,7 +107,7 @@ class Reader:
     def _read_here(self, parts: Iterator[Part]) -> Iterator[tuple[tuple[int, ...], Any]]:
         collate = _Collate(self.collate)
         for part in parts:
-            with _own_randomness():
+            with _own_randomness() if self.samples.random else contextlib.nullcontext():
                 read = [self.samples[(part.epoch, index)] for index in part.indices]
             yield collate(read)
 
@@ -116,13 +117,18 @@ class Samples(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self.dataset, self.seed = dataset, seed
+        self.random = type(dataset) is not TensorDataset
+        """Seeding takes longer than reading a small sample: not where nothing can be random."""
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[int, Any]:
         epoch, index = key
+        if not self.random:
+            return index, self.dataset[index]
         seed = sample_seed(self.seed, epoch, index)
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
-        torch.manual_seed(seed)
+        # Not torch.manual_seed, which would seed every GPU for each sample: those are read on the CPU.
+        torch.default_generator.manual_seed(seed)
         return index, self.dataset[index]
 
 
@@ -151,13 +157,18 @@ class _Collate:
 @contextlib.contextmanager
 def _own_randomness() -> Iterator[None]:
     """Reading samples leaves the generators of the training as they were."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    # numpy's is exchanged: to copy its state takes as long as to read several samples.
+    before = random.getstate(), get_bit_generator(), torch.get_rng_state()
+    set_bit_generator(_reading)
     try:
         yield
     finally:
         random.setstate(before[0])
-        np.random.set_state(before[1])
+        set_bit_generator(before[1])
         torch.set_rng_state(before[2])
+
+
+_reading = np.random.MT19937(0)
 
 
 def _end_with_parent(_: int) -> None:
