@@ -40,11 +40,11 @@ def warm_server() -> ForkServer:
     return server
 
 
-def reference(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
+def reference(folder: Path, case: dict[str, Any], script: Path = SCRIPT) -> dict[str, Any]:
     """The result of one worker outside Stretto."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "STRETTO_FOLDER": str(folder), "CASE": json.dumps(case)}
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, str(SCRIPT)], env=environment, check=True, timeout=120)
+    subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=120)
     found: dict[str, Any] = json.loads((folder / "alone.result").read_text())
     return found
 
@@ -126,7 +126,7 @@ def check(harness: Harness, case: dict[str, Any], expected: dict[str, Any]) -> N
     end = harness.last("done")
     assert end is not None, harness.describe()
     loops = {
-        number: Loop(samples=case["samples"], size=case["size"], epochs=case["epochs"], seed=number)
+        number: Loop(samples=case["samples"], size=case["size"], epochs=case["epochs"], seed=case.get("seed", number))
         for number in range(case.get("loops", 1))
     }
     audit(ledger_files(harness.folder / "ledger"), loops).check()

@@ -136,6 +136,18 @@ def test_other_loops(tmp_path: Path, warm: ForkServer, case: dict[str, Any]) -> 
         finish(harness, right, whole)
 
 
+def test_what_real_scripts_have(tmp_path: Path, warm: ForkServer) -> None:
+    """Two optimizers with two backward passes, groups, tied, frozen and unused parameters, a scaler, extra state."""
+    case = {**CASE, "epochs": 8, "seed": 2}
+    right = chaos.reference(tmp_path / "alone", case, SCRIPTS / "features.py")
+    with start(tmp_path / "job", warm, 3, "features.py", **case) as harness:
+        harness.wait_members(3)
+        harness.worker(harness.members()[1]).kill()
+        harness.wait_members(2)
+        harness.want(3)
+        finish(harness, right, case)
+
+
 @pytest.mark.parametrize("case", [chaos.CASE, chaos.BITWISE], ids=["default", "bitwise"])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_schedules(tmp_path: Path, warm: ForkServer, seed: int, case: dict[str, Any]) -> None:
