@@ -3,12 +3,12 @@
     python benchmarks/elastic_resize.py [--rounds 5] [--width 2048] [--layers 6] [--torchft]
 
 A 25-million-parameter MLP with momentum (the state that travels is twice the model) on Gloo, one thread per worker. Per
-round, ours and the peer in turn: 2 → 3 workers, 3 → 2, and `kill -9` of one of three. Ours: the longest gap between two
-steps of those who stay, less an ordinary step of the larger world (for a kill: of theirs). torchrun: from the last step
-of the old world (for a kill: from the kill) to the first of the new, less an ordinary step; to grow a third agent
-starts, to shrink one agent gets SIGTERM, and a killed worker is started again by its agent. Steps that torchrun does
-once more, back at its checkpoint, are not held against it. The broadcast is of the same bytes, to one newcomer, over
-Gloo, in the same run. torchft: from the kill to the survivors' next commit, less an ordinary step.
+round, ours and the peer in turn: 2 → 3 workers, 3 → 2, and `kill -9` of one of three; each time until the first step of
+the new world is done, less an ordinary step. Resizes of ours: the longest gap between two commits of any one who stays,
+less an ordinary step of the larger world; of torchrun's: from the last commit of the old world. A kill: from the kill.
+With torchrun a third agent starts to grow, an agent gets SIGTERM to shrink, and a killed worker is started again by its
+agent; steps that it does once more, back at its checkpoint, are not held against it. torchft's survivors go on as two.
+The broadcast is of the same bytes, to one newcomer, over Gloo, in the same run.
 """
 
 from __future__ import annotations
@@ -82,41 +82,60 @@ def ordinary_s(found: list[Step], size: int) -> float:
     return statistics.median(b.at_s - a.at_s for a, b in itertools.pairwise(found) if a.size == b.size == size)
 
 
+def commits(found: list[Step]) -> list[float]:
+    """When each step was done: when the next one began for the first time. A step begun again was not done."""
+    firsts: dict[int, float] = {}
+    for step in found:
+        firsts.setdefault(step.number, step.at_s)
+    return list(firsts.values())[1:]
+
+
 def gap_s(found: list[Step], since_s: float) -> float:
-    """The longest distance of two steps around a change."""
-    near = [step for step in found if step.at_s >= since_s - 5.0]
-    return max(b.at_s - a.at_s for a, b in itertools.pairwise(near) if b.at_s > since_s)
+    """The longest distance of two commits around a change."""
+    return max(b - a for a, b in itertools.pairwise(commits(found)) if b > since_s)
 
 
 def ours(folder: Path, model: dict[str, str], warm: ForkServer) -> dict[str, float]:
-    """One round: what each change cost."""
+    """One round: what each change cost the one of those who stay whom it cost most."""
     found: dict[str, float] = {}
     environment = {**model, "OMP_NUM_THREADS": "1", "STRETTO_CHECKPOINT_S": "1e9"}
     command = [sys.executable, str(SCRIPTS / "elastic_mlp.py")]
     with Harness(folder, command, workers=2, min_workers=2, environment=environment, warm=warm) as harness:
         harness.wait_members(2, LONG_S)
 
-        def seen() -> list[Step]:
-            return steps(folder / f"{harness.members()[0]}.steps")
+        def seen(member: str) -> list[Step]:
+            return steps(folder / f"{member}.steps")
 
         def more(size: int) -> None:
-            before = len(seen())
+            before = {member: len(seen(member)) for member in harness.members()}
             harness.wait(
-                lambda: len([s for s in seen()[before:] if s.size == size]) > SETTLE, f"steps of {size}", LONG_S
+                lambda: all(len([s for s in seen(m)[n:] if s.size == size]) > SETTLE for m, n in before.items()),
+                f"steps of {size}",
+                LONG_S,
             )
 
         more(2)
         for name, size in (("grow", 3), ("shrink", 2), ("again", 3), ("kill", 2)):
+            before = harness.members()
             since_s = time.monotonic()
             if name == "kill":
-                harness.worker(harness.members()[-1]).kill()
+                harness.worker(before[-1]).kill()
             else:
                 harness.want(size)
             harness.wait_members(size, LONG_S)
             more(size)
-            step_s = ordinary_s(seen(), 2 if name == "kill" else 3)
-            found[name] = max(0.0, gap_s(seen(), since_s) - step_s)
+            stayed = [seen(member) for member in harness.members() if member in before]
+            if name == "kill":
+                took_s = max(first_commit_s(notes, size, since_s) - since_s - ordinary_s(notes, 2) for notes in stayed)
+            else:
+                took_s = max(gap_s(notes, since_s) - ordinary_s(notes, 3) for notes in stayed)
+            found[name] = max(0.0, took_s)
     return found
+
+
+def first_commit_s(found: list[Step], size: int, since_s: float) -> float:
+    """When the first step of the new world was done."""
+    return commits([step for step in found if step.size == size and step.at_s > since_s])[0]
 
 
 class Peer:
@@ -197,9 +216,10 @@ def torchrun(folder: Path, model: dict[str, str]) -> dict[str, float]:
             except TimeoutError as error:
                 print(f"torchrun, {name}: {error}")
                 return found
-            last_s = max(notes[-1].at_s for pid, notes in job.notes().items() if pid in old)
+            last_s = max(commits(notes)[-1] for pid, notes in job.notes().items() if pid in old)
             began_s = since_s if name == "kill" else last_s
-            found[name] = max(0.0, min(notes[0].at_s for notes in new) - began_s - ordinary_s(new[0], size))
+            first_s = min(first_commit_s(notes, size, since_s) for notes in new)
+            found[name] = max(0.0, first_s - began_s - ordinary_s(new[0], size))
     return found
 
 
