@@ -53,8 +53,14 @@ dist.destroy_process_group()
 
 
 def steps(path: Path) -> list[tuple[float, int]]:
+    """When each step began, and with how many workers. One that was begun again counts from its first beginning:
+    the beginning of the next one is its commit."""
     lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-    return [(float(line[0]), int(line[2])) for line in lines if len(line) == 4]
+    first: dict[int, tuple[float, int]] = {}
+    for line in lines:
+        if len(line) == 4:
+            first.setdefault(int(line[1]), (float(line[0]), int(line[2])))
+    return list(first.values())
 
 
 def ordinary_s(found: list[tuple[float, int]], size: int) -> float:
