@@ -127,6 +127,9 @@ class Harness:
         self._listener.start()
         self.wait(lambda: self.count("listening") > before, "the coordinator listens")
         self.port = next(e["port"] for e in reversed(self.events) if e["event"] == "listening")
+        # The one before may not have kept what it was told of ended processes.
+        for worker in self.workers:
+            worker.reported = False
 
     def kill_coordinator(self) -> None:
         """At any instruction; it may be started again."""
