@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,8 +29,6 @@ def bare(cache: Path) -> Iterator[ForkServer]:
 @pytest.fixture(scope="session")
 def torch_server(cache: Path) -> Iterator[ForkServer]:
     # Not imported here: some libraries change our variables when they are, and then nothing can be forked.
-    if not find_spec("torch") or not find_spec("sklearn"):
-        pytest.skip("torch or scikit-learn is not installed")
     with ForkServer(sys.executable, preload=("torch", "sklearn.datasets"), cache=cache) as server:
         assert server.wait_ready(), server.failure
         yield server
