@@ -246,7 +246,11 @@ class VirtualReducer:
     @torch.no_grad()
     def _finish(self) -> None:
         tree = self._tree()
-        tree.add(self._rank, [self._fresh.get(index) for index in range(len(self._parameters))], self._weight)
+        fresh = [self._fresh.get(index) for index in range(len(self._parameters))]
+        if self._weight == 0.0:
+            # Not zero times what was found: a mean over nothing is not a number.
+            fresh = [None if one is None else torch.zeros_like(one) for one in fresh]
+        tree.add(self._rank, fresh, self._weight)
         for index, before in self._before.items():
             given = self._parameters[index]
             given.grad = torch.zeros_like(given) if before is None else before

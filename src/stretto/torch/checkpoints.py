@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from stretto.runtime.checkpoint import AsyncSaver, StaleGeneration, Store
+from stretto.errors import UsageError
+from stretto.runtime.checkpoint import AsyncSaver, CheckpointError, StaleGeneration, Store
 from stretto.torch.state import Holder
 
 if TYPE_CHECKING:
     from stretto.torch.world import Cursor
 
 EVERY_S = 60.0
+_SKELETON = "skeleton"
+_HINT = "give a file that job.save() wrote"
 
 
 class Checkpoints:
@@ -52,47 +61,77 @@ class Checkpoints:
             return None
         store = Store(self.folder)
         store.fence(generation)
-        found = store.latest().checkpoint
+        latest = store.latest()
+        for rejected in latest.rejected:
+            _say(f"the checkpoint {rejected.path} cannot be used: {rejected.reason}")
+        found = latest.checkpoint
         if found is None:
+            if latest.rejected:
+                _say("no checkpoint is left: the training begins again")
             return None
         skeleton, tensors = _unpack(found.read("state"), found.read("skeleton").decode())
         return Cursor(*self.holder.put(skeleton, tensors))
 
     def close(self) -> None:
+        """Wait for what is being written."""
         if self._saver is not None:
-            self._saver.close()
+            with _not_fatal():
+                self._saver.close()
 
     def _write(self, cursor: Cursor, generation: int, skeleton: str, tensors: list[Tensor]) -> None:
         if self._saver is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self._saver = AsyncSaver(Store(self.folder))
-        try:
+        with _not_fatal():
             self._saver.save(
                 cursor.applied,
                 generation,
                 {"state": lambda file: _pack(tensors, file), "skeleton": skeleton.encode()},
                 {"loop": cursor.loop, "step": cursor.step},
             )
-        except StaleGeneration:
-            # Another generation writes now; this worker will hear of it.
-            return
 
 
 def write_file(path: Path, skeleton: str, tensors: list[Tensor]) -> None:
-    """The whole state in one safetensors file, atomically."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    metadata = {"skeleton": skeleton}
+    """The whole state in one safetensors file: it is there whole, or what was there before is."""
     whole = {str(i): tensor.detach().cpu().contiguous().clone() for i, tensor in enumerate(tensors)}
-    temporary.write_bytes(save(whole, metadata))
-    temporary.replace(path)
+    content = save(whole, {_SKELETON: skeleton})
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as temporary:
+        try:
+            os.fchmod(temporary.fileno(), 0o644)
+            temporary.write(content)
+            temporary.flush()
+            os.fsync(temporary.fileno())
+            os.replace(temporary.name, path)
+        except BaseException:
+            os.unlink(temporary.name)
+            raise
 
 
 def read_file(path: Path) -> tuple[str, list[Tensor]]:
     """What `write_file` wrote."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    skeleton = json.loads(data[8 : 8 + length])["__metadata__"]["skeleton"]
-    return _unpack(data, skeleton)
+    try:
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        return _unpack(data, json.loads(data[8 : 8 + length])["__metadata__"][_SKELETON])
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint=_HINT) from None
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise UsageError(f"{path} is not the whole state of a job: {error}", hint=_HINT) from None
+
+
+@contextlib.contextmanager
+def _not_fatal() -> Iterator[None]:
+    """Training goes on when a checkpoint cannot be written; the next one is tried."""
+    try:
+        yield
+    except StaleGeneration:
+        # Another generation writes now; this worker will hear of it.
+        return
+    except (CheckpointError, OSError, ValueError, RuntimeError, SafetensorError) as error:
+        _say(f"a checkpoint could not be written: {error}")
+
+
+def _say(text: str) -> None:
+    print(f"stretto: {text}", file=sys.stderr, flush=True)
 
 
 def _pack(tensors: list[Tensor], file: BinaryIO) -> None:

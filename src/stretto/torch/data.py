@@ -21,6 +21,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from stretto.runtime.order import sample_seed
 
+IDLE = 2
+"""With how many samples a member without a slice runs the body: BatchNorm cannot do with one."""
+
 
 class Batch:
     """What the loop's body gets: the samples, collated. Unpacks like the collated value; pairs are `x` and `y` too."""
@@ -57,6 +60,8 @@ class Part(NamedTuple):
     indices: tuple[int, ...]
     counts: bool = True
     """Whether they belong to this member: a member without a slice runs the body with a sample of another's."""
+    share: float = 0.0
+    """Of the batch that they belong to."""
     virtual: int = 0
     """In bitwise mode, whose they are."""
 

@@ -31,12 +31,14 @@ class Gate:
         """Whether the gradient of the whole batch is there."""
         self.steps = 0
         """Optimizer steps in this batch."""
+        self.asked = False
+        """Whether anybody wanted to step in the last pass."""
 
     def begin(self, first: bool, last: bool) -> None:
         """A pass through the body begins."""
         self.last = last
         if first:
-            self.steps = 0
+            self.steps, self.asked = 0, False
 
     @property
     def steps_now(self) -> bool:
@@ -48,6 +50,7 @@ def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], Non
     step = given.step
 
     def gated_step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
+        gate.asked |= gate.last
         if not gate.steps_now:
             return None
         if closure is not None:
@@ -63,6 +66,8 @@ def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], Non
 
 def helpers(optimizers: list[torch.optim.Optimizer], gate: Gate) -> list[Stateful]:
     """Schedulers of these optimizers, and scalers, in the order in which they were made; put behind the gate."""
+    if not _made:
+        return []
     ours = {id(given) for given in optimizers}
     found = [
         helper
@@ -91,6 +96,7 @@ def _close(helper: Any, gate: Gate) -> None:
         method = getattr(base, name)
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            gate.asked |= gate.last and not isinstance(self, LRScheduler)
             return method(self, *args, **kwargs) if gate.steps_now else None
 
         call.__name__ = name

@@ -5,12 +5,14 @@ same stores serve one generation after another. A `Group` is built for one gener
 one takes milliseconds, and may run in a background thread while the main thread trains in another group (connecting
 releases the interpreter lock).
 
-A dead peer closes its sockets and every collective with it fails at once. A frozen or unreachable one says nothing,
-and Gloo then neither gives up nor lets go. `Group.abort` ends that from any thread by shutting the group's sockets
-down. It finds them by their addresses: each member listens on a port of its own per group, and all members publish
-theirs in the store before they connect, so that a socket of this group has one of those addresses at one of its ends,
-and no other socket of the process has. What it looks at and shuts down is a duplicate of the descriptor, so that a
-number that was closed and given to somebody else in the meantime cannot be hit.
+A dead peer closes its sockets and every collective with it fails at once. One behind a broken link says nothing: the
+kernel gives a connection up after `LINK_S` without an acknowledgement; and before a group is formed each member knocks
+at all the others, so that it is known who cannot reach whom. A frozen one says nothing either, but its kernel does, and
+Gloo then neither gives up nor lets go. `Group.abort` ends that from any thread by shutting the group's sockets down. It
+finds them by their addresses: each member listens on a port of its own per group, and all members publish theirs in the
+store before they connect, so that a socket of this group has one of those addresses at one of its ends, and no other
+socket of the process has. What it looks at and shuts down is a duplicate of the descriptor, so that a number that was
+closed and given to somebody else in the meantime cannot be hit.
 
 Whatever the framework raises comes out as `GroupBroken`. The buffers of a collective that did not end well may still be
 written to for a while: nobody may use them again.
@@ -19,12 +21,15 @@ written to for a while: nobody may use them again.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import json
 import os
 import socket
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -33,12 +38,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from stretto.errors import StrettoError
-from stretto.torch.rendezvous import Store, Visitor
+from stretto.torch.rendezvous import Store, Visitor, unreachable
 
 __all__ = ["Group", "GroupBroken", "Pending", "Store", "connect"]
 
 COLLECTIVE_TIMEOUT_S = 24 * 3600.0
 """Collectives are ended by `abort`, on word from the coordinator; this is for when nobody is left to say so."""
+
+LINK_S = 5.0
+"""A link on which nothing is acknowledged for so long is broken; STRETTO_LINK_S says otherwise."""
 
 _LOOK_UP = datetime.timedelta(milliseconds=50)
 """Gloo may lose the news that a connection has ended (it then waits for a send that nobody will finish): who waits
@@ -127,6 +135,8 @@ class Group:
         self._listening: tuple[str, int] | None = None
         self._peers: frozenset[tuple[str, int]] = frozenset()
         self._visitor: Visitor | None = None
+        self.link_s = float(os.environ.get("STRETTO_LINK_S", LINK_S))
+        self._attached: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._news = threading.Event()
         """Connected, or broken."""
         self._attempted = threading.Event()
@@ -162,14 +172,6 @@ class Group:
         options.rootRank = root
         return self._start(tensor, lambda group: group.broadcast([tensor], options))
 
-    def send(self, tensor: torch.Tensor, to: int) -> Pending:
-        """Hand a tensor in main memory to one member, which receives it."""
-        return self._start(tensor, lambda group: group.send([tensor], to, 0))
-
-    def receive(self, tensor: torch.Tensor, source: int) -> Pending:
-        """Take one member's tensor, in place."""
-        return self._start(tensor, lambda group: group.recv([tensor], source, 0))
-
     def all_gather(self, tensor: torch.Tensor) -> tuple[Pending, list[torch.Tensor]]:
         """Every member's tensor, by rank; all of one shape and type. The list is filled when the wait is over."""
         found = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -191,6 +193,15 @@ class Group:
         pending.wait()
         return found
 
+    def attach(self, connection: socket.socket) -> socket.socket:
+        """Let a socket end with this group: `abort` shuts it down, whoever waits in it; a link may be silent for
+        `link_s` as in the group itself."""
+        _watch_link(connection, self.link_s)
+        self._attached.add(connection)
+        if self.broken is not None:
+            self._shut_down()
+        return connection
+
     def abort(self, cause: str = "aborted") -> None:
         """Let go of the peers: who hangs in a collective of this group, or in `connect`, gets `GroupBroken` at once."""
         if self.broken is None:
@@ -206,13 +217,21 @@ class Group:
         self.abort("closed")
         held = [self._gloo, self._nccl]
         self._gloo = self._nccl = None
-        if any(held):
+        if any(held) and sys.is_finalizing():
+            # No thread can be started any more: they are left to the end of the process.
+            for one in held:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+        elif any(held):
             # What Gloo will never finish would hold up whoever takes it apart: not the caller.
             burial = threading.Thread(target=held.clear, name=f"stretto-close-{self.generation}", daemon=True)
             burial.start()
             burial.join(CLOSING_S)
         if self._visitor is not None:
             self._visitor.close()
+
+    def retire(self) -> None:
+        """As `close`, without waiting for it."""
+        threading.Thread(target=self.close, name=f"stretto-retire-{self.generation}", daemon=True).start()
 
     def __del__(self) -> None:
         self.close()
@@ -256,6 +275,7 @@ class Group:
             self.close()
 
     def _connect(self, deadline: float) -> None:
+        self._knock(deadline)
         self._visitor = visitor = Visitor(self.addresses[0], self.generation)
         visitor.open(deadline)
         device, self._listening = _open_device(self.addresses[self.rank].rpartition(":")[0])
@@ -268,9 +288,27 @@ class Group:
         options._timeout = _delta(max(0.001, deadline - time.monotonic()))
         self._gloo = gloo(visitor, self.rank, self.size, options)
         self._gloo.set_timeout(_delta(COLLECTIVE_TIMEOUT_S))
+        self._watch_links()
         gpus = [card.gpu for card in cards]
         if all(gpus) and len(set(gpus)) == self.size and dist.is_nccl_available():
             self._open_nccl()
+
+    def _knock(self, deadline: float) -> None:
+        """See whether every peer can be reached, at its store."""
+        within_s = min(self.link_s, deadline - time.monotonic())
+        silent = unreachable([address for rank, address in enumerate(self.addresses) if rank != self.rank], within_s)
+        if self.broken is not None:
+            raise self.broken
+        if silent:
+            raise GroupBroken(
+                f"generation {self.generation} could not be formed: no way to {', '.join(silent)}",
+                missing=tuple(rank for rank, address in enumerate(self.addresses) if address in silent),
+            )
+
+    def _watch_links(self) -> None:
+        for found, local, remote in _connections():
+            if self._owns(local, remote):
+                _watch_link(found, self.link_s)
 
     def _meet(self, visitor: Visitor, own: _Card) -> list[_Card]:
         """Show the own card and read everybody's, one after the other: so it is known whose is missing."""
@@ -303,6 +341,9 @@ class Group:
     def _shut_down(self) -> None:
         if self._visitor is not None:
             self._visitor.stop()
+        for found in list(self._attached):
+            with contextlib.suppress(OSError):
+                found.shutdown(socket.SHUT_RDWR)
         for found, local, remote in _connections():
             if self._owns(local, remote):
                 with contextlib.suppress(OSError):
@@ -349,6 +390,14 @@ def _connections() -> Iterator[tuple[socket.socket, tuple[str, int], tuple[str, 
     for found in _sockets():
         with contextlib.suppress(OSError):
             yield found, _plain(found.getsockname()), _plain(found.getpeername())
+
+
+def _watch_link(connection: socket.socket, link_s: float) -> None:
+    """Both are needed: what was sent must be acknowledged, and where nothing is sent the kernel asks."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(link_s * 1000))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(link_s / 3)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(link_s / 3)))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _sockets() -> Iterator[socket.socket]:

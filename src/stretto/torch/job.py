@@ -8,12 +8,13 @@ cut for whoever is in. Outside Stretto the same script is a world of one.
 from __future__ import annotations
 
 import atexit
+import json
 import math
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -28,15 +29,19 @@ from stretto.runtime.channel import NoCoordinator
 from stretto.runtime.ledger import SUFFIX, Ledger
 from stretto.runtime.member import Evicted
 from stretto.runtime.messages import Bye
-from stretto.runtime.order import Loop, Order, micro, slices
+from stretto.runtime.order import Loop
 from stretto.torch import gate as gates
+from stretto.torch import plan as plans
 from stretto.torch import virtual
 from stretto.torch.bitwise import VirtualReducer
 from stretto.torch.checkpoints import EVERY_S, Checkpoints
 from stretto.torch.data import Batch, Part, Reader
 from stretto.torch.gate import Gate
+from stretto.torch.groups import GroupBroken
+from stretto.torch.plan import Plan
 from stretto.torch.reducer import Reducer
-from stretto.torch.state import Holder, Rollback, Stateful
+from stretto.torch.state import Holder, Stateful
+from stretto.torch.undo import Habits, Undo
 from stretto.torch.virtual import Passes
 from stretto.torch.world import Cursor, World
 
@@ -81,7 +86,7 @@ class Job:
         self._stopping = False
         self._steps_before = 0
         self._sent = np.zeros(FLAGS)
-        self._undo: tuple[str, list[torch.Tensor]] | None = None
+        self._undo = Undo(holder, device, world.habits if world is not None else Habits())
         self._metrics: dict[str, float] = {}
         if world is not None:
             world.restore = self._restore
@@ -154,13 +159,17 @@ class Job:
         if self.rank == 0:
             write_file(Path(path), *self.holder.take(self.cursor))
 
-    def restore(self, path: str | os.PathLike[str]) -> None:
-        """Take over a state that `save` wrote; before the first batch, on all workers alike."""
+    def restore(self, path: str | os.PathLike[str], *, position: bool = True) -> None:
+        """Take over a state that `save` wrote, and go on where it was written (unless `position` is false); before the
+        first batch, on all workers alike."""
         from stretto.torch.checkpoints import read_file
 
         if self._loops:
             raise TrainingError("restore() comes before the first batches()", hint="move it up")
-        self.cursor = Cursor(*self.holder.put(*read_file(Path(path))))
+        self.holder.helpers()
+        found = Cursor(*self.holder.put(*read_file(Path(path))))
+        if position:
+            self.cursor = found
 
     # The loop.
 
@@ -177,46 +186,84 @@ class Job:
         workers: int = 0,
         pin_memory: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
+        accumulate: int = 1,
+        weight: Callable[[Batch], float] | None = None,
     ) -> Iterator[Batch]:
-        """Global batches of `size` samples, of which each worker gets its slice, `per_worker` samples at a time."""
-        samples = len(dataset)  # type: ignore[arg-type]
-        loop = Loop(samples=samples, size=size, epochs=epochs, seed=seed, shuffle=shuffle, drop_last=drop_last)
+        """Global batches of `size` samples, of which each worker gets its slice, `per_worker` samples at a time.
+
+        With `accumulate` a step is made of so many global batches. With `weight` the loss is a mean over something else
+        than samples: it says how much a batch has of it (tokens, for instance).
+        """
+        plan = plans.make(
+            _length(dataset),
+            size=size,
+            epochs=epochs,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            accumulate=accumulate,
+            per_worker=per_worker,
+            virtual_ranks=self.virtual_ranks,
+            weight=weight,
+        )
         reader = Reader(dataset, seed, collate=collate, workers=workers, pin_memory=pin_memory)
         number, self._loops = self._loops, self._loops + 1
-        return self._loop(number, loop, reader, per_worker)
+        return self._loop(number, plan, reader)
 
-    def _loop(self, number: int, loop: Loop, reader: Reader, per_worker: int | None) -> Iterator[Batch]:
+    def _loop(self, number: int, plan: Plan, reader: Reader) -> Iterator[Batch]:
         self._close_last_loop()
+        loop = plan.loop
         if not self._enter(number, loop):
             return
         self._inside, how = True, "end"
-        order = Order(loop)
-        cut = self._follow(order, reader, per_worker)
+        cut = self._follow(plan, reader)
         while self.cursor.step < loop.total_steps and self.cursor.loop == number and not self.cursor.over:
             step = self.cursor.step
-            parts = list(self._parts(order, step, per_worker))
-            rollback = self._begin(loop, step, parts)
-            for i, part in enumerate(parts):
-                batch = reader.read(part)
-                self._feed(loop, number, part, parts, i)
+            parts = plan.parts(step, *self._place())
+            try:
+                parts, batches = self._read(plan, reader, parts)
+            except GroupBroken as broken:
+                assert self.world is not None
+                self._resume(self.world.recover(self.cursor, broken))
+                cut = self._follow(plan, reader)
+                continue
+            weight = self._begin([part.share for part in parts], plan.batches(step))
+            for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
+                self._feed(number, part, weight, first=i == 0, last=i == len(parts) - 1)
                 try:
                     yield batch
                 except GeneratorExit:
                     self._leave_early()
                     raise
-            if self._settle(rollback):
+            if plan.size < loop.size:
+                self._check_stepped()
+            if self._settle():
                 how = "stop"
                 break
             if (self.rank, self.size, self.cursor.step) != (*cut, step + 1):
-                cut = self._follow(order, reader, per_worker)
+                cut = self._follow(plan, reader)
         self._inside = False
         if self.cursor.loop == number:
             self._end("stop" if self.cursor.over else how)
 
-    def _parts(self, order: Order, step: int, per_worker: int | None) -> Iterator[Part]:
-        if self.virtual_ranks:
-            return virtual.parts(order, step, self.rank, self.size, self.virtual_ranks)
-        return _parts(order, step, self.rank, self.size, per_worker)
+    def _place(self) -> tuple[int, int]:
+        return self.world.place if self.world is not None else (0, 1)
+
+    def _read(self, plan: Plan, reader: Reader, parts: list[Part]) -> tuple[list[Part], Iterable[Batch]]:
+        """The samples of the parts; with a weight all of them are needed before the first is fed."""
+        if plan.weight is None:
+            return parts, map(reader.read, parts)
+        batches = [reader.read(part) for part in parts]
+        own = [float(plan.weight(batch)) if part.counts else 0.0 for part, batch in zip(parts, batches, strict=True)]
+        if not all(math.isfinite(amount) and amount >= 0 for amount in own):
+            raise TrainingError(f"the weight of a batch is {min(own)}", hint="give a number that is not negative")
+        group = self.world.group if self.world is not None else None
+        told = group.all_gather_bytes(json.dumps(own).encode()) if group is not None and group.size > 1 else []
+        # Added up exactly: the sum must not depend on who weighed what.
+        total = math.fsum(amount for text in told for amount in json.loads(text)) if told else math.fsum(own)
+        count = plan.batches(parts[0].step)
+        shares = [count * amount / total if total else 0.0 for amount in own]
+        return [part._replace(share=share) for part, share in zip(parts, shares, strict=True)], batches
 
     def _enter(self, number: int, loop: Loop) -> bool:
         """Be in this loop; False if the job is past it."""
@@ -228,17 +275,16 @@ class Job:
             else:
                 self.reducer = Reducer(self.holder.parameters(), flags=FLAGS)
             self.gate.arrived = lambda: self.reducer is None or self.reducer.failed is None
-        if self.world is None:
-            self.cursor = Cursor(number, self.cursor.step if self.cursor.loop == number else 0, self.cursor.applied)
-            return self.cursor.loop <= number
-        if self.generation == 0:
+        if self.world is not None and self.generation == 0:
             # Even if this loop is over: what comes after it is for members.
-            self.cursor = self.world.join(self._fingerprint(number, loop), Cursor(number, 0, 0))
+            self.cursor = self.world.join(self._fingerprint(number, loop), self.cursor)
             self._open_ledger()
-        if number < max(self.world.member.loops_done, self.cursor.loop):
+        if number < max(self.world.member.loops_done if self.world is not None else 0, self.cursor.loop):
             return False
         if self.cursor.loop < number:
             self.cursor = Cursor(number, 0, self.cursor.applied)
+        if self.world is None:
+            return True
         if loop.size < self.size or 0 < self.virtual_ranks < self.size:
             least = min(loop.size, self.virtual_ranks or loop.size)
             raise TrainingError(
@@ -257,48 +303,38 @@ class Job:
             f"batches of loop {number}": f"size {loop.size}, {loop.epochs} epochs, seed {loop.seed}",
         }
 
-    def _follow(self, order: Order, reader: Reader, per_worker: int | None) -> tuple[int, int]:
+    def _follow(self, plan: Plan, reader: Reader) -> tuple[int, int]:
         """Read ahead for this place among the members, from this step on."""
         first, rank, size = self.cursor.step, self.rank, self.size
-
-        def parts() -> Iterator[Part]:
-            for step in range(first, order.loop.total_steps):
-                if self.virtual_ranks:
-                    yield from virtual.parts(order, step, rank, size, self.virtual_ranks)
-                else:
-                    yield from _parts(order, step, rank, size, per_worker)
-
-        reader.follow(parts)
+        begin = plan.parts(first, *self._place()) if first < plan.loop.total_steps else []
+        reader.follow(lambda: plan.ahead(begin, first, rank, size))
         return rank, size
 
-    def _begin(self, loop: Loop, step: int, parts: list[Part]) -> Rollback | None:
-        """Before the body: how much this member's slice counts, and what must be put back if it is done again."""
+    def _begin(self, shares: Sequence[float], batches: int) -> float:
+        """Before the body; how much this member's part counts."""
         if self.world is not None:
             self.world.check_lease()
-        self._undo = None
         assert self.reducer is not None
         group = self.world.group if self.world is not None else None
-        start, stop = loop.span(step)
-        fed = sum(len(part.indices) for part in parts if part.counts)
+        weight = sum(shares) / batches
         self._sent = self._flags()
         if isinstance(self.reducer, Reducer):
-            self.reducer.exchange(group, fed / (stop - start), self._sent)
+            self.reducer.exchange(group, weight, self._sent)
         elif self.passes is not None:
             self.passes.start(group, self._sent)
-        if group is None or group.size == 1:
-            return None
-        return Rollback(self.holder, self.device)
+        if self.world is not None:
+            self._undo.begin(self.cursor, alone=self.size == 1)
+        return weight
 
-    def _feed(self, loop: Loop, number: int, part: Part, parts: list[Part], i: int) -> None:
+    def _feed(self, number: int, part: Part, weight: float, *, first: bool, last: bool) -> None:
         """Just before a pass through the body."""
         assert self.reducer is not None
-        self.gate.begin(first=i == 0, last=i == len(parts) - 1)
+        self.gate.begin(first=first, last=last)
+        share = part.share / weight if weight else 1.0
         if self.passes is not None:
-            start, stop = loop.span(part.step)
-            self.passes.begin(part, len(part.indices) / (stop - start) if part.counts else 0.0)
-        elif isinstance(self.reducer, Reducer) and len(parts) > 1:
-            share = len(part.indices) / sum(len(other.indices) for other in parts)
-            (self.reducer.conclude if self.gate.last else self.reducer.accumulate)(share)
+            self.passes.begin(part, part.share)
+        elif isinstance(self.reducer, Reducer) and not (first and last and share == 1.0):
+            (self.reducer.conclude if last else self.reducer.accumulate)(share)
         if self._ledger is not None and part.counts:
             self._ledger.fed(number, part.step, self.generation, part.indices)
         if self.world is not None:
@@ -313,7 +349,7 @@ class Job:
         flags[_STEPS], flags[_STEPS_SQUARED] = self._steps_before, self._steps_before**2
         return flags
 
-    def _settle(self, rollback: Rollback | None) -> bool:
+    def _settle(self) -> bool:
         """After the body: count the step, or undo it; then go where the job goes. True when the loop is to end."""
         reducer, world = self.reducer, self.world
         assert reducer is not None
@@ -322,10 +358,11 @@ class Job:
             self._skip(reducer)
         if self.passes is not None:
             self.passes.join_buffers()
+        self._finish_sending()
+        self._undo.look()
         if reducer.failed is not None:
-            assert rollback is not None
             assert world is not None
-            self._take_back(rollback)
+            self._take_back()
             self._resume(world.recover(self.cursor, reducer.failed))
             return False
         # Alone, too, a stop takes effect one step later: the result must not depend on the number of workers.
@@ -369,6 +406,13 @@ class Job:
                 hint="let the body do the same on all workers, whatever its samples are",
             )
 
+    def _check_stepped(self) -> None:
+        if self.holder.optimizers and not self.gate.asked and self.gate.arrived():
+            raise TrainingError(
+                f"step {self.cursor.step}: the last pass of an accumulated step called no optimizer's step()",
+                hint="call step() in every pass through the body: it counts only in the last one",
+            )
+
     def _check_alike(self, found: np.ndarray[Any, np.dtype[np.float64]]) -> None:
         """All members did the same with the last two batches, or they would train different models."""
         skipped = round(float(found[_SKIPPED]))
@@ -385,19 +429,24 @@ class Job:
             )
 
     def _before_step(self) -> None:
-        """With several optimizers the first may be applied when the gradient for the second does not arrive."""
+        """An optimizer is about to change the state."""
         if self.passes is not None:
             self.passes.join_buffers()
-        if len(self.holder.optimizers) > 1 and self.size > 1 and self._undo is None:
-            skeleton, tensors = self.holder.take(self.cursor)
-            self._undo = skeleton, [tensor.clone() for tensor in tensors]
+        self._finish_sending()
+        self._undo.before_step(self.cursor)
 
-    def _take_back(self, rollback: Rollback) -> None:
-        if self._undo is not None:
-            self.holder.put(*self._undo)
+    def _finish_sending(self) -> None:
+        """What a newcomer is being sent must not change before it is there."""
+        if self.world is not None and self.reducer is not None and self.reducer.failed is None:
+            try:
+                self.world.finish_sending()
+            except GroupBroken as broken:
+                self.reducer.failed = broken
+
+    def _take_back(self) -> None:
+        self._undo.take_back()
         for helper in self.holder.helpers():
             gates.forget_scaling(helper)
-        rollback.put_back()
         for optimizer in self.holder.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -405,9 +454,6 @@ class Job:
 
     def _resume(self, cursor: Cursor) -> None:
         """A generation was entered: go on from where it is."""
-        if cursor.applied != self.cursor.applied:
-            # What came with the state of another member was done there.
-            self._steps_before = 0
         self.cursor = cursor
         self._steps_before = 0
         self._watch()
@@ -475,15 +521,14 @@ class Job:
         self.world = None
 
 
-def _parts(order: Order, step: int, rank: int, size: int, per_worker: int | None) -> Iterator[Part]:
-    """The passes through the body of one member in one step."""
-    indices, epoch = order.indices(step), order.loop.epoch(step)
-    start, stop = slices(len(indices), size)[rank]
-    for first, last in micro(start, stop, per_worker):
-        yield Part(epoch, step, tuple(indices[first:last].tolist()), True)
-    if start == stop:
-        # The body must run, so that the step is applied here too: with a sample that counts for nothing.
-        yield Part(epoch, step, (int(indices[0]),), False)
+def _length(dataset: Dataset[Any]) -> int:
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        raise TrainingError(
+            f"a {type(dataset).__name__} has no length: batches() must know every sample by its index",
+            hint="use a dataset with __len__ and __getitem__",
+        ) from None
 
 
 def join(
@@ -513,6 +558,8 @@ def join(
     world = None
     if url:
         world = World(url, _given("STRETTO_WORKER"), _given("STRETTO_TOKEN"), _host(), chosen, holder)
+        # In bitwise mode every member owns virtual ranks in every step.
+        world.overlap = chosen_consistency != "bitwise"
         _open(world)
     ranks = virtual_ranks if chosen_consistency == "bitwise" else 0
     job = Job(chosen, Path(folder) if folder else None, world, holder, ranks)

@@ -200,7 +200,8 @@ class Reducer:
             self._scaling.clear()
 
     def _scale(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * self._share
+        # A mean over nothing is not a number: zero times it would not be zero.
+        return gradient * self._share if self._share else torch.zeros_like(gradient)
 
     # A round: one backward pass.
 

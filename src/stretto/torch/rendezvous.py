@@ -135,13 +135,47 @@ def _close_guests(ready: selectors.BaseSelector) -> None:
         guest.close()
 
 
+def unreachable(addresses: Sequence[str], within_s: float) -> list[str]:
+    """Of these stores, those to which there is no way, or that are gone. A frozen one is there: its kernel answers."""
+    deadline = time.monotonic() + within_s
+    with contextlib.ExitStack() as closing, selectors.DefaultSelector() as ready:
+        knocking = {address: closing.enter_context(_knock(address)) for address in addresses}
+        for knock in knocking.values():
+            ready.register(knock, selectors.EVENT_WRITE)
+        while ready.get_map() and (found := ready.select(max(0.0, deadline - time.monotonic()))):
+            for key, _ in found:
+                ready.unregister(key.fileobj)
+        return [address for address, knock in knocking.items() if not _answered(knock)]
+
+
+def _knock(address: str) -> socket.socket:
+    """Begin to connect."""
+    family, kind, proto, _, resolved = _resolve(address)
+    knock = socket.socket(family, kind, proto)
+    knock.setblocking(False)
+    knock.connect_ex(resolved)
+    return knock
+
+
+def _answered(knock: socket.socket) -> bool:
+    try:
+        knock.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def _resolve(address: str) -> tuple[Any, ...]:
+    host, _, port = address.rpartition(":")
+    return socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+
+
 class Visitor(C10dStore):
     """One generation's table in somebody's store, as the framework wants to see it. Errors are `OSError`."""
 
     def __init__(self, address: str, generation: int) -> None:
         super().__init__()
-        host, _, port = address.rpartition(":")
-        self._address = (host, int(port))
+        self._address = address
         self._generation = generation
         self._socket: socket.socket | None = None
         self._answers: Any = None
@@ -152,7 +186,7 @@ class Visitor(C10dStore):
     def open(self, deadline: float) -> None:
         """Come in. Everything that is asked later has to be answered by the deadline (monotonic) too."""
         self.deadline = deadline
-        family, kind, proto, _, address = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)[0]
+        family, kind, proto, _, address = _resolve(self._address)
         # Known before it is connected: so that `stop` ends that too.
         self._socket = socket.socket(family, kind, proto)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,15 +1,13 @@
 """What all members of a job hold alike, and how it travels: models, optimizers, schedulers, scalers, extra state.
 
 A state is taken apart into its tensors and a skeleton of plain values with numbered places for them; both go to a peer
-or to a checkpoint, and are put together there. Nothing is unpickled. `Rollback` is the small part that the body of a
-batch may change before its step is applied: it is put back when the batch must be done again.
+or to a checkpoint, and are put together there. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -168,59 +166,3 @@ def assemble(skeleton: str, tensors: list[Tensor]) -> Any:
         return float(inner)
 
     return whole(json.loads(skeleton))
-
-
-class Rollback:
-    """What the body of one batch may change before its step is applied, as it was at the batch's start."""
-
-    def __init__(self, holder: Holder, device: torch.device) -> None:
-        self.holder, self.device = holder, device
-        self.random = _random_state(device)
-        with torch.no_grad():
-            self.buffers = [[b.clone() for b in model.buffers()] for model in holder.models]
-        self.helpers = [_copied(helper.state_dict()) for helper in holder.helpers()]
-        self.extras = {name: _copied(extra.state_dict()) for name, extra in holder.extras.items()}
-        self.groups = [
-            [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-            for optimizer in holder.optimizers
-        ]
-
-    def put_back(self) -> None:
-        """Everything as it was."""
-        with torch.no_grad():
-            for model, buffers in zip(self.holder.models, self.buffers, strict=True):
-                for now, before in zip(model.buffers(), buffers, strict=True):
-                    now.copy_(before)
-        for helper, state in zip(self.holder.helpers(), self.helpers, strict=True):
-            helper.load_state_dict(state)
-        for name, extra in self.holder.extras.items():
-            extra.load_state_dict(self.extras[name])
-        for optimizer, groups in zip(self.holder.optimizers, self.groups, strict=True):
-            for group, values in zip(optimizer.param_groups, groups, strict=True):
-                group.update(values)
-        _set_random_state(self.random, self.device)
-
-
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    skeleton, tensors = dismantle(state)
-    copied: dict[str, Any] = assemble(skeleton, [tensor.clone() for tensor in tensors])
-    return copied
-
-
-def _random_state(device: torch.device) -> dict[str, Any]:
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),
-        "python": random.getstate(),
-    }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def _set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    torch.set_rng_state(state["torch"])
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)

@@ -19,7 +19,7 @@ import torch
 
 from stretto.runtime.order import Order, owned, virtual_slices
 from stretto.torch.bitwise import TreeSum, VirtualReducer
-from stretto.torch.data import Part
+from stretto.torch.data import IDLE, Part
 from stretto.torch.groups import Group, GroupBroken
 from stretto.torch.state import Holder
 
@@ -39,7 +39,7 @@ def parts(order: Order, step: int, rank: int, size: int, ranks: int) -> Iterator
     for virtual in owned(ranks, size)[rank]:
         start, stop = cuts[virtual]
         own = tuple(indices[start:stop].tolist())
-        yield Part(epoch, step, own or (int(indices[0]),), bool(own), virtual)
+        yield Part(epoch, step, own or tuple(indices[:IDLE].tolist()), bool(own), len(own) / len(indices), virtual)
 
 
 class Passes:

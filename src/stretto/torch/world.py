@@ -14,10 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
 
 from stretto.runtime.channel import LEASE_OVER, Channel
 from stretto.runtime.member import Evicted, Member
@@ -25,10 +24,11 @@ from stretto.runtime.messages import Broken, Bye, Committed, Evict, Fail, Formed
 from stretto.torch.groups import Group, GroupBroken
 from stretto.torch.rendezvous import Store
 from stretto.torch.state import Holder
+from stretto.torch.transfer import Counter, Sending, Shape, Staging, expected_shapes, kept_until_step, receive
+from stretto.torch.undo import Habits
 
 EVICTED_CODE = 75
 """Exit status of a worker that the job goes on without."""
-_CHUNK_BYTES = 64 * 2**20
 
 
 class Cursor(NamedTuple):
@@ -39,6 +39,32 @@ class Cursor(NamedTuple):
     step: int = 0
     applied: int = 0
     over: int = 0
+
+
+class _Card(NamedTuple):
+    """What a member tells the others when a generation forms."""
+
+    holds: bool
+    """Whether it holds state at all."""
+    cursor: Cursor
+    size: int
+    """Of the generation that it comes from."""
+    by_hand: bool | None
+    """As in `Habits`."""
+    counter: tuple[str, int, str]
+    """Where it would hand its state out."""
+
+    @classmethod
+    def read(cls, text: bytes) -> _Card:
+        holds, cursor, size, by_hand, counter = json.loads(text)
+        return cls(holds, Cursor(*cursor), size, by_hand, tuple(counter))
+
+
+def _may_overlap(cards: list[_Card], sources: list[int]) -> bool:
+    """Whether those with state may do the next step while the others receive it: not if their slices would grow, which
+    might not fit into their memory."""
+    held = [card for card in cards if card.holds]
+    return len(held) == len(sources) and all(card.by_hand is False and card.size <= len(sources) for card in held)
 
 
 class World:
@@ -54,6 +80,13 @@ class World:
         self.restore: Callable[[], Cursor | None] = lambda: None
         """Restores the last checkpoint, if there is one; asked when nobody holds state."""
         self.formation_s = 30.0
+        self.overlap = True
+        """Whether members may train on while their state is on its way to newcomers."""
+        self.habits = Habits()
+        self.feeders: tuple[int, ...] = (0,)
+        """The ranks that the next batch is cut for: those that held state when it began."""
+        self._staging = Staging(device)
+        self._sending: Sending | None = None
         self._lock = threading.Lock()
         self._connecting: dict[int, Group] = {}
         self._connected: dict[int, Group] = {}
@@ -112,13 +145,26 @@ class World:
     def recover(self, cursor: Cursor, cause: GroupBroken | None) -> Cursor:
         """The group broke, or a new generation must be followed at once."""
         left = self.member.generation
+        if self._sending is not None and self._sending.spoiled:
+            self.habits.by_hand = True
         self._let_go()
         if not self.member.urgent():
             self._report(left, cause)
         return self._form(self._next(left), cursor)
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which slice of the next batch is this worker's (-1: none), and how many there are."""
+        return self.feeders.index(self.rank) if self.rank in self.feeders else -1, len(self.feeders)
+
+    def finish_sending(self) -> None:
+        """Before a step is applied: what is on its way to others must have arrived. Raises `GroupBroken`."""
+        if self._sending is not None:
+            self._sending.wait()
+
     def committed(self, cursor: Cursor) -> None:
-        """A reduction has succeeded: what was applied before it is committed."""
+        """A reduction has succeeded: what was applied before it is committed, and everybody holds state."""
+        self.feeders = tuple(range(self.size))
         if self._committed != self.member.generation:
             self._committed = self.member.generation
             fact = Committed(generation=self.member.generation, applied=cursor.applied)
@@ -127,14 +173,14 @@ class World:
     def end_loop(self, cursor: Cursor, how: str) -> Cursor:
         """Wait until everybody is at the end of the loop."""
         loop = cursor.loop
-        while True:
+        while self.member.loops_done <= loop:
             self.say_loop_end(cursor, how)
             self.member.wait(lambda: self.member.loops_done > loop or self.member.urgent())
-            if self.member.loops_done > loop:
-                return cursor
-            if self.member.out is not None:
-                self.give_up(self.member.out)
-            cursor = self.recover(cursor, None)
+            if self.member.loops_done <= loop:
+                if self.member.out is not None:
+                    self.give_up(self.member.out)
+                cursor = self.recover(cursor, None)
+        return cursor
 
     def say_loop_end(self, cursor: Cursor, how: str) -> None:
         member = self.member
@@ -158,13 +204,14 @@ class World:
             self.check_lease()
             self.member.enter(switch)
             before = self.group
+            size_before = self.size
             try:
                 group = self._connection(switch)
                 with self._lock:
                     self.group = group
                 if self.member.urgent():
                     raise GroupBroken("another generation was announced")
-                found = self._agree(group, cursor)
+                found = self._agree(group, cursor, size_before, switch.planned)
             except GroupBroken as broken:
                 self._let_go()
                 if self.member.out is not None:
@@ -177,33 +224,44 @@ class World:
             finally:
                 # Not before: a slower peer may still be reading the last reduction.
                 if before is not None:
-                    before.close()
+                    before.retire()
             with self.member.changed:
                 self.member.applied, self.member.holds_state = found.applied, True
             self.channel.send(self.member.state(Formed(generation=switch.generation, applied=found.applied)))
             return found
 
-    def _agree(self, group: Group, cursor: Cursor) -> Cursor:
-        """The exchange that every formation begins with; afterwards all hold the state of whoever was furthest."""
-        mine = {"holds": self.member.holds_state, "cursor": cursor}
-        everybody = [json.loads(card) for card in group.all_gather_bytes(json.dumps(mine).encode())]
-        holds = [card["holds"] for card in everybody]
-        cursors = [Cursor(*card["cursor"]) for card in everybody]
-        if not any(holds):
+    def _agree(self, group: Group, cursor: Cursor, before: int, planned: bool) -> Cursor:
+        """The exchange that every formation begins with; afterwards all hold the state of whoever was furthest, or
+        will hold it before their next step."""
+        self._sending = None
+        if group.size == 1:
+            self.feeders = (0,)
+            return cursor if self.member.holds_state else self.restore() or cursor
+        counter = Counter(group, self.store.host)
+        mine = _Card(self.member.holds_state, cursor, before, self.habits.by_hand, counter.card)
+        everybody = [_Card.read(card) for card in group.all_gather_bytes(json.dumps(mine).encode())]
+        if not any(card.holds for card in everybody):
             if group.rank == 0:
                 cursor = self.restore() or cursor
-            cursors[0], holds[0] = Cursor(*json.loads(self._from_leader(group, json.dumps(cursor)))), True
-        furthest = max(c.applied for c, held in zip(cursors, holds, strict=True) if held)
-        source = next(r for r, c in enumerate(cursors) if holds[r] and c.applied == furthest)
-        behind = [r for r, c in enumerate(cursors) if not holds[r] or c.applied < furthest]
-        if group.rank == source:
-            skeleton, tensors = self.holder.take(cursors[source])
-            for rank in behind:
-                _send(group, rank, skeleton, tensors, self.device)
-        elif group.rank in behind:
-            skeleton, tensors = _receive(group, source, self.device)
-            self.holder.put(skeleton, tensors)
-        return cursors[source]
+            start = Cursor(*json.loads(self._from_leader(group, json.dumps(cursor))))
+            everybody[0] = everybody[0]._replace(holds=True, cursor=start)
+        furthest = max((card.cursor for card in everybody if card.holds), key=lambda c: (c.applied, c))
+        sources = [r for r, card in enumerate(everybody) if card.holds and card.cursor.applied == furthest.applied]
+        behind = [rank for rank in range(group.size) if rank not in sources]
+        overlaps = planned and self.overlap and _may_overlap(everybody, sources)
+        self.feeders = tuple(sources if overlaps else range(group.size))
+        served = {rank: sources[i % len(sources)] for i, rank in enumerate(behind)}
+        if group.rank in served:
+            source = everybody[served[group.rank]]
+            self.holder.put(*receive(group, source.counter, self._staging))
+            self._staging.clear()
+            self.habits.by_hand = self.habits.by_hand or source.by_hand
+        elif receivers := list(served.values()).count(group.rank):
+            keep = kept_until_step(self.holder) if overlaps else None
+            self._sending = Sending(group, counter, receivers, *self.holder.take(furthest), keep)
+            if not overlaps:
+                self.finish_sending()
+        return furthest
 
     def _from_leader(self, group: Group, text: str) -> str:
         return group.all_gather_bytes(text.encode() if group.rank == 0 else b"")[0].decode()
@@ -266,6 +324,8 @@ class World:
                 # A newcomer waits in one proposal at a time.
                 self._abort_below(message.generation)
             elif self.member.worker in [peer.worker for peer in message.members]:
+                # It replaces one that this worker was not ready for: nobody can have taken that without it.
+                self._abort_connecting(message.generation)
                 self._connect_in_background(message)
         elif isinstance(message, (Switch, Evict, Fail)):
             self._abort_below(message.generation if isinstance(message, Switch) else sys.maxsize)
@@ -279,6 +339,12 @@ class World:
             if group.generation < generation:
                 group.abort("another generation was announced")
 
+    def _abort_connecting(self, generation: int) -> None:
+        with self._lock:
+            replaced = [group for number, group in self._connecting.items() if number < generation]
+        for group in replaced:
+            group.abort("another generation was announced")
+
     def _connect_in_background(self, switch: Switch) -> None:
         group = self._new_group(switch)
         if group is None:
@@ -288,6 +354,8 @@ class World:
             broken = None
             try:
                 group.connect(self.formation_s)
+                if switch.planned:
+                    self._make_room(group)
             except GroupBroken as error:
                 broken = error
                 group.close()
@@ -301,6 +369,13 @@ class World:
                 self.member.changed.notify_all()
 
         threading.Thread(target=connect, name=f"stretto-generation-{switch.generation}", daemon=True).start()
+
+    def _make_room(self, group: Group) -> None:
+        """Before anybody waits for it: memory for the state that is about to arrive."""
+        told = expected_shapes(self.holder) if self.member.holds_state else []
+        for card in group.all_gather_bytes(json.dumps(told).encode()):
+            if not self.member.holds_state:
+                self._staging.prepare(Shape(tuple(size), dtype) for size, dtype in json.loads(card))
 
     def _new_group(self, switch: Switch) -> Group | None:
         """A group for the generation, unless there is one already."""
@@ -351,39 +426,8 @@ class World:
     def _drop_all(self) -> None:
         self._abort_below(sys.maxsize)
         with self._lock:
+            groups = [*self._connected.values(), *([self.group] if self.group is not None else [])]
             self.group = None
             self._connected.clear()
-
-
-def _send(group: Group, rank: int, skeleton: str, tensors: list[Tensor], device: torch.device) -> None:
-    """The description first, then the bytes of all tensors, in pieces."""
-    shapes = [[list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for tensor in tensors]
-    head = json.dumps({"skeleton": skeleton, "tensors": shapes}).encode()
-    group.send(torch.tensor([len(head)]), rank).wait()
-    group.send(torch.frombuffer(bytearray(head), dtype=torch.uint8), rank).wait()
-    for tensor in tensors:
-        for piece in _pieces(tensor.detach().contiguous()):
-            group.send(piece.cpu(), rank).wait()
-
-
-def _receive(group: Group, source: int, device: torch.device) -> tuple[str, list[Tensor]]:
-    length = torch.zeros(1, dtype=torch.int64)
-    group.receive(length, source).wait()
-    text = torch.zeros(int(length), dtype=torch.uint8)
-    group.receive(text, source).wait()
-    head: dict[str, Any] = json.loads(bytes(text.numpy()))
-    tensors = []
-    for shape, dtype in head["tensors"]:
-        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        for piece in _pieces(tensor):
-            group.receive(piece, source).wait()
-        tensors.append(tensor.to(device))
-    return head["skeleton"], tensors
-
-
-def _pieces(tensor: Tensor) -> list[Tensor]:
-    """Bytes of a contiguous tensor, as views of a bounded size."""
-    if not tensor.numel():
-        return []
-    flat = tensor.reshape(-1).view(torch.uint8)
-    return [flat[start : start + _CHUNK_BYTES] for start in range(0, flat.numel(), _CHUNK_BYTES)]
+        for group in groups:
+            group.close()

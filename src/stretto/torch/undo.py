@@ -1,0 +1,159 @@
+"""Back to the start of a batch that must be done again.
+
+Before its step is applied a body changes little: buffers, random generators, schedulers, the scaler, extra state,
+options of optimizers. These are noted at every batch's start. Parameters and what optimizers keep change in `step`
+only, which does nothing when the gradient did not arrive. There are two exceptions, for which the whole state is
+copied: several optimizers, of which the first may have stepped when the gradient for the second does not arrive; and
+scripts that change parameters by hand. The first batch shows whether a script does that, every later one is watched.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from stretto.errors import StrettoError
+from stretto.torch.state import Holder, assemble, dismantle
+from stretto.torch.transfer import marks
+
+
+class CannotRepeat(StrettoError):
+    """The batch cannot be done again."""
+
+    code = "cannot-repeat"
+
+
+class Habits:
+    """What is known of a script; newcomers are told by those who have seen it."""
+
+    def __init__(self) -> None:
+        self.by_hand: bool | None = None
+        """Whether it changes parameters outside of `step`; None before its first batch."""
+
+
+class Undo:
+    """One batch after the other: `begin`, `before_step` and `look` as it goes, `take_back` if it failed."""
+
+    def __init__(self, holder: Holder, device: torch.device, habits: Habits) -> None:
+        self.holder, self.device, self.habits = holder, device, habits
+        self._whole: tuple[str, list[torch.Tensor]] | None = None
+        self._noted: _Noted | None = None
+        self._parameters: list[torch.nn.Parameter] = []
+        self._versions = 0
+        self._marks: Any = None
+        self._looked = True
+        self._changed = False
+
+    def begin(self, cursor: tuple[int, ...], *, alone: bool) -> None:
+        """A batch begins. Alone nothing can fail: then the script is watched only until it is known."""
+        self._whole = self._noted = self._marks = None
+        self._changed = False
+        self._looked = alone and self.habits.by_hand is not None
+        if self._looked:
+            return
+        self._parameters = self.holder.parameters()
+        self._versions = self._count()
+        if self.habits.by_hand is None:
+            self._marks = marks(self._parameters)
+        if alone:
+            return
+        self._noted = _Noted(self.holder, self.device)
+        if self.habits.by_hand is not False:
+            self._copy(cursor)
+
+    def before_step(self, cursor: tuple[int, ...]) -> None:
+        """An optimizer is about to step."""
+        self.look()
+        if self._noted is not None and len(self.holder.optimizers) > 1:
+            self._copy(cursor)
+
+    def look(self) -> None:
+        """Before the first step of the batch, or at its end: has the script changed parameters by itself?"""
+        if self._looked:
+            return
+        self._looked = True
+        self._changed = self._versions != self._count()
+        if self._marks is not None:
+            self._changed |= self._marks != marks(self._parameters)
+        self.habits.by_hand = bool(self.habits.by_hand) or self._changed
+
+    def take_back(self) -> None:
+        """Everything as it was when the batch began."""
+        assert self._noted is not None
+        self.look()
+        if self._whole is not None:
+            self.holder.put(*self._whole)
+        elif self._changed:
+            raise CannotRepeat(
+                "a worker was lost in a batch in which the script changed its parameters by hand, for the first time",
+                hint="change them after step(), or in every batch from the first on",
+            )
+        self._noted.put_back()
+
+    def _copy(self, cursor: tuple[int, ...]) -> None:
+        if self._whole is None:
+            skeleton, tensors = self.holder.take(cursor)
+            self._whole = skeleton, [tensor.clone() for tensor in tensors]
+
+    def _count(self) -> int:
+        """How often all parameters together were written to."""
+        return sum([parameter._version for parameter in self._parameters])
+
+
+class _Noted:
+    """What the body of one batch may change before its step is applied, as it was at the batch's start."""
+
+    def __init__(self, holder: Holder, device: torch.device) -> None:
+        self.holder, self.device = holder, device
+        self.random = _random_state(device)
+        with torch.no_grad():
+            self.buffers = [[b.clone() for b in model.buffers()] for model in holder.models]
+        self.helpers = [_copied(helper.state_dict()) for helper in holder.helpers()]
+        self.extras = {name: _copied(extra.state_dict()) for name, extra in holder.extras.items()}
+        self.groups = [
+            [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+            for optimizer in holder.optimizers
+        ]
+
+    def put_back(self) -> None:
+        """Everything as it was."""
+        with torch.no_grad():
+            for model, buffers in zip(self.holder.models, self.buffers, strict=True):
+                for now, before in zip(model.buffers(), buffers, strict=True):
+                    now.copy_(before)
+        for helper, state in zip(self.holder.helpers(), self.helpers, strict=True):
+            helper.load_state_dict(state)
+        for name, extra in self.holder.extras.items():
+            extra.load_state_dict(self.extras[name])
+        for optimizer, groups in zip(self.holder.optimizers, self.groups, strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                group.update(values)
+        _set_random_state(self.random, self.device)
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    skeleton, tensors = dismantle(state)
+    copied: dict[str, Any] = assemble(skeleton, [tensor.clone() for tensor in tensors])
+    return copied
+
+
+def _random_state(device: torch.device) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),
+        "python": random.getstate(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(state["torch"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
