@@ -57,8 +57,8 @@ class TrainingError(StrettoError):
 
 
 # What rides on every reduction, one number each, added up over the members.
-_AHEAD, _AHEAD_SQUARED, _STOP, _SKIPPED, _STEPS, _STEPS_SQUARED = range(6)
-FLAGS = 6
+_AHEAD, _AHEAD_SQUARED, _STOP, _SKIPPED, _STEPS, _STEPS_SQUARED, _SIGN, _SIGN_SQUARED = range(8)
+FLAGS = 8
 
 
 class Job:
@@ -86,6 +86,7 @@ class Job:
         self._stopping = False
         self._steps_before = 0
         self._sent = np.zeros(FLAGS)
+        self._plan: Plan | None = None
         self._undo = Undo(holder, device, world.habits if world is not None else Habits())
         self._metrics: dict[str, float] = {}
         if world is not None:
@@ -216,6 +217,7 @@ class Job:
         if not self._enter(number, loop):
             return
         self._inside, how = True, "end"
+        self._plan = plan
         cut = self._follow(plan, reader)
         while self.cursor.step < loop.total_steps and self.cursor.loop == number and not self.cursor.over:
             step = self.cursor.step
@@ -347,6 +349,8 @@ class Job:
         flags[_AHEAD], flags[_AHEAD_SQUARED] = ahead, ahead * ahead
         flags[_STOP] = self._stopping
         flags[_STEPS], flags[_STEPS_SQUARED] = self._steps_before, self._steps_before**2
+        sign = self._plan.sign(self.cursor.step) if self._plan is not None else 0
+        flags[_SIGN], flags[_SIGN_SQUARED] = sign, sign * sign
         return flags
 
     def _settle(self) -> bool:
@@ -387,7 +391,7 @@ class Job:
             return True
         if world.member.urgent():
             self._resume(world.recover(self.cursor, None))
-        elif ahead and size * round(float(found[_AHEAD_SQUARED])) == ahead * ahead:
+        elif ahead and _all_equal(found, _AHEAD, size):
             self._resume(world.take_up(ahead // size, self.cursor))
         return False
 
@@ -421,8 +425,13 @@ class Job:
                 f"step {self.cursor.step}: {skipped} of {self.size} workers went on without a backward pass",
                 hint="let the body do the same on all workers, whatever its samples are",
             )
-        steps, squared = float(found[_STEPS]), float(found[_STEPS_SQUARED])
-        if round(self.size * squared) != round(steps * steps):
+        if not _all_equal(found, _SIGN, self.size):
+            told = self._plan.summary if self._plan is not None else "nothing"
+            raise TrainingError(
+                f"the workers of the job differ in loop {self.cursor.loop}: here it has {told}",
+                hint="give all workers the same dataset and the same arguments of batches()",
+            )
+        if not _all_equal(found, _STEPS, self.size):
             raise TrainingError(
                 f"step {self.cursor.step - 1}: some workers called step() of an optimizer more often than others",
                 hint="let the body do the same on all workers, whatever its samples are",
@@ -519,6 +528,12 @@ class Job:
                 self.checkpoints.close()
         self.world.close(bye)
         self.world = None
+
+
+def _all_equal(found: np.ndarray[Any, np.dtype[np.float64]], flag: int, size: int) -> bool:
+    """Whether all members gave the same number: its square is the flag after it."""
+    total, squared = float(found[flag]), float(found[flag + 1])
+    return round(size * squared) == round(total * total)
 
 
 def _length(dataset: Dataset[Any]) -> int:

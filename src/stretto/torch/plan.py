@@ -7,12 +7,16 @@ virtual ranks instead.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 
 from stretto.errors import UsageError
 from stretto.runtime.order import Loop, Order, micro, slices
 from stretto.torch import virtual
 from stretto.torch.data import IDLE, Batch, Part
+
+SIGNS = 64
+"""Few, because sums of their squares travel in the type of the gradients."""
 
 
 class Plan:
@@ -31,7 +35,15 @@ class Plan:
         self.size = loop.size // accumulate
         """Samples of one global batch; a step of the loop has `accumulate` of them."""
         self.order = Order(loop)
+        self.summary = (
+            f"{loop.samples} samples, size {self.size}, {loop.epochs} epochs, seed {loop.seed}, "
+            f"accumulate {accumulate}, shuffle {loop.shuffle}, drop_last {loop.drop_last}"
+        )
         micro(0, loop.size, per_worker)
+
+    def sign(self, step: int) -> int:
+        """A small number that is equal on all members if their loops are, and soon is not if they are not."""
+        return zlib.crc32(f"{self.summary} {step}".encode()) % SIGNS
 
     def parts(self, step: int, place: int, places: int) -> list[Part]:
         """The passes of the member at this place (-1: it has no slice) in one step."""
@@ -73,6 +85,11 @@ def make(
     weight: Callable[[Batch], float] | None,
 ) -> Plan:
     """The plan of a `batches()` call; raises what is wrong with its arguments."""
+    if 0 < samples < size:
+        raise UsageError(
+            f"the dataset has {samples} samples, a global batch {size}",
+            hint=f"use size={samples} or less, or more data",
+        )
     if accumulate < 1:
         raise UsageError(f"accumulate={accumulate}", hint="a step needs at least 1 batch")
     if accumulate > 1 and virtual_ranks:

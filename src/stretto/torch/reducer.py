@@ -74,6 +74,8 @@ class Reducer:
         self._hooks: list[Any] = []
         self._scaling: list[Any] = []
         self._result: torch.Tensor = torch.zeros(flags)
+        self._landed: torch.cuda.Event | None = None
+        """When `_result` is there, if it comes from a GPU."""
         self._build()
 
     def exchange(self, group: Group | None, weight: float = 1.0, flags: npt.ArrayLike = ()) -> None:
@@ -87,7 +89,7 @@ class Reducer:
         self._flags[: given.size] = given
         self._group = group if group is not None and group.size > 1 else None
         self._weight = weight if self._group is not None else 1.0
-        self._result = torch.from_numpy(self._flags.copy())
+        self._result, self._landed = torch.from_numpy(self._flags.copy()), None
         self._accumulating = False
         self._set_share(1.0)
         self._aside.clear()
@@ -118,9 +120,11 @@ class Reducer:
     def flags(self) -> npt.NDArray[np.float64]:
         """The sum of everybody's flags, as of the last backward pass (before it, and alone, the own ones).
 
-        On a GPU reading it waits for the GPU.
+        On a GPU reading it waits for that pass, not for what came after it.
         """
-        return self._result.cpu().numpy().astype(np.float64)
+        if self._landed is not None:
+            self._landed.synchronize()
+        return self._result.numpy().astype(np.float64)
 
     def close(self) -> None:
         """Leave the parameters alone again."""
@@ -291,8 +295,17 @@ class Reducer:
             self._abandon()
             return
         self._show_unused()
-        self._result = self._tail[len(self._trained) :].clone()
+        self._keep_flags(self._tail[len(self._trained) :])
         self.rounds += 1
+
+    def _keep_flags(self, summed: torch.Tensor) -> None:
+        if not summed.is_cuda:
+            self._result = summed.clone()
+            return
+        self._result = torch.empty(summed.shape, dtype=summed.dtype, pin_memory=True)
+        self._result.copy_(summed, non_blocking=True)
+        self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._landed.record()
 
     def _wait(self) -> None:
         try:

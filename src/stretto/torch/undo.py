@@ -114,7 +114,7 @@ class _Noted:
         self.helpers = [_copied(helper.state_dict()) for helper in holder.helpers()]
         self.extras = {name: _copied(extra.state_dict()) for name, extra in holder.extras.items()}
         self.groups = [
-            [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+            [{key: _own(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
             for optimizer in holder.optimizers
         ]
 
@@ -132,6 +132,11 @@ class _Noted:
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.update(values)
         _set_random_state(self.random, self.device)
+
+
+def _own(value: Any) -> Any:
+    """A learning rate may be a tensor, which schedulers write to."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

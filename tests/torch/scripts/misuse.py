@@ -20,6 +20,12 @@ data = TensorDataset(torch.randn(samples, 4), torch.randn(samples, 1))
 job = stretto.join()
 model = job.model(nn.Linear(4, 2 if misuse == "model" and second else 1))
 optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+if misuse == "second loop":
+    for batch in job.batches(data, size=12):
+        model(batch.x).mean().backward()
+    data = TensorDataset(*(part[: 59 if second else 60] for part in data.tensors))
+if misuse == "short":
+    data = TensorDataset(*(part[:7] for part in data.tensors))
 for batch in job.batches(data, size=1 if misuse == "small batch" else 12, epochs=400):
     if job.step == 5:
         if misuse == "raise" and second:
