@@ -1,7 +1,8 @@
 """When does a tiny script finish its first optimizer step: forked from a warm interpreter, and as `python script.py`?
 
-Both are started by `launch` in turns, and measured from the call to the moment the script writes the clock after its
-first step. The fork server has been started before, as on a node that is up; its own start is printed beside.
+Both are started by `launch` in turns (every other time the plain one first), and measured from the call to the moment
+the script writes the clock after its first step. The fork server has been started before, as on a node that is up; its
+own start is printed beside.
 
     python benchmarks/first_step.py [--rounds 7] [--device cuda]
 """
@@ -9,13 +10,14 @@ first step. The fork server has been started before, as on a node that is up; it
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 
+from _measure import interval, machine
 from _verdict import report
 from stretto.backends.local.forkserver import ForkServer
 from stretto.backends.local.launch import launch
@@ -43,6 +45,8 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--device", default="cpu")
     given = options.parse_args()
+    print(f"{machine()}; torch {version('torch')}")
+    print("peer: python script.py in the same environment, its files in the page cache, its bytecode compiled")
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
         script.write_text(SCRIPT)
@@ -54,11 +58,17 @@ def main() -> None:
             print(f"fork server ready after {time.monotonic() - began_s:.2f} s with {server.modules} modules")
             first_step_s(command, server, folder)  # Once each unmeasured: files come from disk the first time.
             first_step_s(command, None, folder)
-            pairs = [
-                (first_step_s(command, server, folder), first_step_s(command, None, folder))
-                for _ in range(given.rounds)
-            ]
+            pairs = [pair(number, command, server, folder) for number in range(given.rounds)]
     verdict(pairs, given.device)
+
+
+def pair(number: int, command: list[str], server: ForkServer, folder: str) -> tuple[float, float]:
+    """Forked and plain; who goes first every other time."""
+    if number % 2:
+        plain_s = first_step_s(command, None, folder)
+        return first_step_s(command, server, folder), plain_s
+    forked_s = first_step_s(command, server, folder)
+    return forked_s, first_step_s(command, None, folder)
 
 
 def first_step_s(command: list[str], server: ForkServer | None, folder: str) -> float:
@@ -76,20 +86,20 @@ def verdict(pairs: list[tuple[float, float]], device: str) -> None:
     forked, plain = ([pair[side] for pair in pairs] for side in (0, 1))
     for name, times in (("forked", forked), ("python script.py", plain)):
         print(f"{name:17} median {statistics.median(times):6.3f} s, {min(times):.3f} to {max(times):.3f}")
-    ratios = sorted(theirs / ours for ours, theirs in pairs)
-    ratio = statistics.median(ratios)
+    low, ratio, high = interval([theirs / ours for ours, theirs in pairs])
+    print(f"ratio             median {ratio:6.2f}, {low:.2f} to {high:.2f}")
     report(
-        "first-step",
+        "first_step",
         ours=round(statistics.median(forked), 4),
         peer=round(statistics.median(plain), 4),
         ratio=round(ratio, 2),
         unit="s from launch to the end of the first optimizer step",
         goal=f"ratio >= {GOAL}",
         ok=ratio >= GOAL,
-        interval=[round(ratios[0], 2), round(ratios[-1], 2)],
+        interval=[round(low, 2), round(high, 2)],
         rounds=len(pairs),
         device=device,
-        cores=len(os.sched_getaffinity(0)),
+        machine=machine(),
     )
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,27 @@ def test_a_lost_connection_is_noticed_without_any_timeout(tmp_path: Path) -> Non
         switch = first.hear(m.Switch)
         assert (names(switch), switch.planned) == (["a"], False)
         first.drop()
+
+
+def test_when_nobody_at_all_is_heard_nobody_is_lost(tmp_path: Path) -> None:
+    """It is the coordinator that is cut off then."""
+    hasty = replace(QUICK, heartbeat_s=0.05, heartbeat_timeout_s=0.4)
+    with serving(tmp_path / "journal", hasty) as (coordination, call):
+        first, second = [Client(coordination.url, name).join() for name in ("a", "b")]
+        first.form(), second.form()
+        state = call(coordination.until, lambda state: state.active is not None and state.active.complete)
+        heard_s = max(worker.heard_s for worker in state.workers.values())
+        # Of time only that is given to them during which somebody could have been heard.
+        late_s = heard_s + 3 * hasty.heartbeat_timeout_s
+        call(coordination.until, lambda state: min(worker.heard_s for worker in state.workers.values()) > late_s)
+        first.say(beat := m.Heartbeat(generation=1, loop=0, step=0, applied=0))
+        first.hear(m.Alive)
+        assert not any(worker.out for worker in coordination.state.workers.values())
+        first.say(beat)
+        while not isinstance(heard := m.decode(first.socket.recv(timeout=PATIENCE_S)), m.Switch):
+            first.say(beat)
+        assert names(heard) == ["a"], "where one is heard, the other is missed"
+        first.drop(), second.drop()
 
 
 def test_grow_and_leave_through_the_methods(tmp_path: Path) -> None:

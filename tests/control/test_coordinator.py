@@ -117,6 +117,13 @@ def test_a_worker_of_a_generation_that_is_not_ours_is_refused() -> None:
     assert "knows nothing" in refusals(Desk().hello("w1", generation=7))[0]
 
 
+def test_a_process_that_has_ended_is_on_no_list_though_its_last_words_are_awaited() -> None:
+    desk = Desk(3)
+    assert not desk.tell(e.Exited("w3"))
+    announced = [x for x in desk.close("w2") if isinstance(x, e.Announced)]
+    assert [x.members for x in announced] == [("w1",)]
+
+
 def test_numbers_are_never_used_twice_across_restarts() -> None:
     desk = Desk(3)
     desk.close("w3")
@@ -330,7 +337,7 @@ def test_a_coordinator_that_slept_blames_nobody() -> None:
     desk.tell(e.Slept(28.0))
     assert desk.say("w1", beat(3))
     assert desk.state.number == 1
-    desk.wait(3.0)
+    desk.wait(4.0)
     assert desk.state.active is not None
     assert desk.state.names(desk.state.active.members) == ("w1",)
 
@@ -342,7 +349,7 @@ def test_no_leaver_stands_in_while_another_may_hold_a_later_state() -> None:
     desk.say("w1", m.Formed(generation=2, applied=5)), desk.say("w3", m.Formed(generation=2, applied=5))
     desk.tell(e.Want(None, ("w3",)))
     desk.say("w1", m.Formed(generation=3, applied=9))
-    desk.close("w3")
+    desk.close("w1"), desk.close("w3")
     assert not [x for x in desk.tell(e.Exited("w1")) if isinstance(x, e.Announced)]
     announced = [x for x in desk.tell(e.Exited("w3")) if isinstance(x, e.Announced)]
     assert [x.members for x in announced] == [("w2",)]

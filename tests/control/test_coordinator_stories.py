@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from simulated_job import Job, Process
+from simulated_job import Job
+from simulated_worker import Process
 
 from stretto.control.events import Want
 from stretto.control.roster import Settings
@@ -325,3 +326,186 @@ def test_a_generation_journalled_but_not_announced_is_announced_after_the_restar
         10.0  2 formed
         """,
     )
+
+
+# A proposal that members have gone into, and that is never formed.
+
+
+def take_proposal(job: Job) -> Process:
+    """A newcomer is proposed, and everybody goes there."""
+    job.tell(Want(job.state.want + 1))
+    newcomer = job.spawn()
+    job.drain(newcomer), job.get_ready(newcomer), job.drain(newcomer)
+    for process in job.members():
+        job.drain(process), job.apply(process)
+    job.reduce(job.members()[0])
+    for process in job.members():
+        job.apply(process)
+    assert {process.generation for process in job.processes.values()} == {2}
+    return newcomer
+
+
+def test_a_newcomer_that_freezes_at_the_switch_does_not_hold_the_members_up() -> None:
+    job, (first, _) = start(2)
+    newcomer = take_proposal(job)
+    newcomer.frozen = True
+    before = len(first.lineage)
+    while job.now_s < 18:
+        job.round(0.5)
+    expect(
+        job,
+        """
+        10.0  2: w1 w2 w3  (planned: +w3 (want 3))
+        15.0  3: w1 w2  (at once: lost w3)
+        15.5  3 formed
+        """,
+    )
+    assert len(first.lineage) > before + 3
+
+
+def test_a_newcomer_that_hangs_at_the_switch_is_evicted_in_time() -> None:
+    job, (first, _) = start(2)
+    newcomer = take_proposal(job)
+    newcomer.stuck = True
+    before = len(first.lineage)
+    while job.now_s < 25:
+        job.round(0.5)
+    expect(
+        job,
+        """
+        10.0  2: w1 w2 w3  (planned: +w3 (want 3))
+        21.0  w3 evicted: generation 2 could not be formed with it
+        21.0  3: w1 w2  (at once: not formed in time)
+        21.5  3 formed
+        """,
+    )
+    assert len(first.lineage) > before + 3
+
+
+def test_a_member_that_went_ahead_alone_is_brought_together_with_the_others() -> None:
+    """One waits at the end of a loop for the other, which is in the proposal already and waits there: nobody's fault."""
+    job, (first, second) = start(2)
+    job.apply(first), job.apply(second), job.reduce(first), job.apply(first)
+    job.loop_steps, job.hasty = len(first.lineage), True
+    job.wait_at_end(first), job.drain(first)
+    job.tell(Want(3))
+    newcomer = job.spawn()
+    job.drain(newcomer), job.get_ready(newcomer), job.drain(newcomer), job.drain(second)
+    job.report_broken(second, ())
+    second.to_coordinator.clear()
+    assert (first.generation, second.generation) == (1, 2)
+    while job.now_s < 23:
+        job.round(0.5)
+    expect(
+        job,
+        """
+        10.0  2: w1 w2 w3  (planned: +w3 (want 3))
+        21.0  3: w1 w2 w3  (at once: not formed in time)
+        21.5  3 formed
+        """,
+    )
+    assert first.held.loop == 1
+
+
+# Links that are dead, and reports that say little.
+
+
+def test_of_two_first_workers_with_a_broken_link_one_goes() -> None:
+    job = Job(Settings(token="secret", min_workers=2, want=2))
+    job.spawn(), job.spawn()
+    job.broken_links.add(frozenset(("w1", "w2")))
+    for _ in range(12):
+        job.round(0.1)
+    job.spawn()
+    for _ in range(5):
+        job.round(0.1)
+    expect(
+        job,
+        """
+        0.0  1: w1 w2  (at once: the first)
+        0.4  2: w1 w2  (at once: broken; nobody who held state is left)
+        0.8  w2 evicted: generation 2 could not be formed with it
+        1.2  3: w1 w3  (at once: lost w2; nobody who held state is left)
+        1.4  3 formed
+        """,
+    )
+
+
+def test_a_newcomer_that_cannot_say_whom_it_misses_goes_after_some_tries() -> None:
+    job, (first, _) = start(2)
+    job.broken_links.add(frozenset(("w2", "w3")))
+    job.tell(Want(3))
+    newcomer = job.spawn()
+    newcomer.vague = True
+    before = len(first.lineage)
+    while not newcomer.out and job.now_s < 100:
+        job.round(0.5)
+    for _ in range(3):
+        job.round(0.5)
+    assert transcript(job).splitlines()[-3:] == [
+        "31.8  w3 evicted: generation 5 could not be formed with it",
+        "31.8  6: w1 w2  (planned: -w3 (want 3))",
+        "33.5  6 formed",
+    ]
+    assert len(first.lineage) > before + 40
+
+
+def test_those_that_came_later_do_not_pay_for_one_that_cannot_say_whom_it_misses() -> None:
+    job, _ = start(2)
+    job.broken_links.add(frozenset(("w2", "w3")))
+    job.tell(Want(4))
+    job.spawn().vague = True
+    settle(job)
+    later = job.spawn()
+    later.vague = True
+    job.run(lambda: job.training(3))
+    assert [p.name for p in job.members()] == ["w1", "w2", "w4"]
+    assert not later.out
+
+
+# A coordinator that did not look.
+
+
+def test_a_coordinator_that_slept_through_a_formation_blames_nobody() -> None:
+    job, (_, second, _) = start(3)
+    job.kill(second)
+    job.notice_closed()
+    job.stall(15.0)
+    settle(job)
+    expect(
+        job,
+        """
+        10.0  w2 evicted: generation 2 goes on without it: lost w2
+        10.0  2: w1 w3  (at once: lost w2)
+        25.0  2 formed
+        """,
+    )
+
+
+def test_a_last_word_counts_though_the_end_of_the_process_was_seen_first() -> None:
+    job = Job(Settings(token="secret"), loops=1, loop_steps=5)
+    worker = job.spawn()
+    job.run(lambda: worker.out == "finished")
+    job.spawn()
+    job.exit(worker)
+    job.reap(worker)
+    job.round(0.1)
+    assert transcript(job).splitlines()[-1].endswith("done")
+    assert job.state.number == 1
+
+
+# Loops.
+
+
+def test_when_all_die_steps_of_a_finished_loop_are_done_again_from_the_checkpoint() -> None:
+    job = Job(Settings(token="secret"), loops=2, loop_steps=5)
+    worker = job.spawn()
+    job.run(lambda: len(worker.lineage) == 3)
+    job.save(worker)
+    job.run(lambda: len(worker.lineage) == 7)
+    assert job.state.loops_done == 1
+    job.kill(worker), job.notice_closed(), job.reap(worker)
+    again = job.spawn()
+    job.run(lambda: job.state.done)
+    assert again.lineage == (1, 1, 1, 2, 2, 2, 2, 2, 2, 2)
+    job.audit()

@@ -1,37 +1,43 @@
-"""Random schedules of faults and resizes on a real job; reproducible by seed as far as the machine's timing allows.
-
-    python tests/torch/chaos.py --seeds 0:200
+"""The small training of scripts/elastic.py under schedules of faults, and the check of what is promised.
 
 Every schedule must end, with every sample fed exactly once per epoch and the weights of a run on one worker.
+benchmarks/chaos_schedules.py runs them by the hundred.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import random
-import subprocess
+import signal
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stretto.backends.local.forkserver import ForkServer
+from stretto.backends.local.launch import launch
 from stretto.runtime.ledger import audit, ledger_files
 from stretto.runtime.order import Loop
 from stretto.testing import Harness
+from stretto.testing.faults import Played, play, schedule
+from stretto.testing.harness import HarnessError
 
 SCRIPT = Path(__file__).parent / "scripts" / "elastic.py"
 CASE: dict[str, Any] = {"samples": 240, "size": 24, "epochs": 16, "pause_s": 0.004, "per_worker": 9}
 BITWISE: dict[str, Any] = {**CASE, "epochs": 10, "bitwise": True, "per_worker": None}
 """With BatchNorm and dropout, in float32: only bitwise mode makes it independent of size."""
-FAULTS = ("kill", "kill", "kill two", "freeze", "join", "join", "leave", "leave", "coordinator", "kill newcomer")
+MODES = {
+    "default": {**CASE, "epochs": 24, "pause_s": 0.012, "linger": 8},
+    "bitwise": {**BITWISE, "epochs": 16, "pause_s": 0.006, "linger": 8},
+}
+"""Of the schedules: the second half lingers until no strikes are left, and then hurries."""
 OPTIONS = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 1.5, "restart_grace_s": 2.0, "formation_s": 5.0}
-MOST = 4
+TRANSFER_S = 0.3
+"""How long a state travels in schedules that strike meanwhile."""
+TOLERANCE = 1e-9
+STATUSES = {0: "left or finished", 75: "evicted", -signal.SIGKILL: "killed"}
+"""How a worker may end, whatever happens to it."""
 
 
 def warm_server() -> ForkServer:
@@ -40,130 +46,115 @@ def warm_server() -> ForkServer:
     return server
 
 
-def reference(folder: Path, case: dict[str, Any], script: Path = SCRIPT) -> dict[str, Any]:
+def reference(
+    folder: Path, case: dict[str, Any], script: Path = SCRIPT, warm: ForkServer | None = None
+) -> dict[str, Any]:
     """The result of one worker outside Stretto."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "STRETTO_FOLDER": str(folder), "CASE": json.dumps(case)}
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, str(script)], env=environment, check=True, timeout=120)
+    given = json.dumps({**case, "pause_s": 0.0})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "STRETTO_FOLDER": str(folder), "CASE": given}
+    log = folder / "alone.log"
+    with launch([sys.executable, str(script)], env=environment, log=log, warm=warm) as process:
+        assert process.wait(120.0) == 0, log.read_text()
     found: dict[str, Any] = json.loads((folder / "alone.result").read_text())
     return found
 
 
-def run(seed: int, folder: Path, case: dict[str, Any], warm: ForkServer | None) -> tuple[Harness, list[str]]:
-    """One schedule; the job is over when this returns."""
-    chance = random.Random(seed)
-    story: list[str] = []
+def trial(seed: int, folder: Path, case: dict[str, Any], expected: dict[str, Any], warm: ForkServer | None) -> Played:
+    """One schedule, played to its end and checked; raises `AssertionError`."""
+    plan = schedule(seed)
+    slow = any(strike.when == "transfer" for strike in plan.strikes)
     harness = Harness(
         folder,
         [sys.executable, str(SCRIPT)],
-        workers=chance.randint(1, 3),
-        environment={"CASE": json.dumps(case), "OMP_NUM_THREADS": "1"},
+        workers=plan.workers,
+        environment={
+            "CASE": json.dumps({**case, "transfer_s": TRANSFER_S if slow else 0.0}),
+            "OMP_NUM_THREADS": "1",
+            "STRETTO_CHECKPOINT_S": str(plan.checkpoint_s),
+        },
         options=OPTIONS,
         warm=warm,
     )
+    signs = {"transfer": lambda: _sending(harness), "end": (folder / "ending").exists}
     with harness:
-        harness.wait(lambda: bool(harness.members()) or harness.over, "a first generation")
-        for _ in range(chance.randint(1, 5)):
-            moment_s = time.monotonic() + chance.uniform(0.0, 0.6)
-            harness.wait(lambda end_s=moment_s: harness.over or time.monotonic() >= end_s, "a moment")  # type: ignore[misc]
-            if harness.over:
-                break
-            fault = chance.choice(FAULTS)
-            story.append(fault)
-            _strike(harness, fault, chance)
-            _keep_alive(harness)
-        end = _to_the_end(harness)
-        story.append(end["event"])
-    return harness, story
+        try:
+            played = play(plan, harness, signs, calm=(folder / "hurry").touch, deadline_s=120.0)
+        except HarnessError as error:
+            raise HarnessError(f"{error}\n{_stacks(harness)}") from None
+        check(harness, case, expected)
+        check_ends(harness)
+    return played
 
 
-def _strike(harness: Harness, fault: str, chance: random.Random) -> None:
-    alive = [worker for worker in harness.workers if worker.running]
-    members = [worker for worker in alive if worker.name in harness.members()]
-    if fault == "kill" and members:
-        chance.choice(members).kill()
-    elif fault == "kill two":
-        for worker in chance.sample(members, min(2, len(members))):
-            worker.kill()
-    elif fault == "kill newcomer":
-        harness.want(min(len(members) + 1, MOST))
-        newest = harness.workers[-1]
-        moment_s = time.monotonic() + chance.uniform(0.0, 0.4)
-        harness.wait(lambda: time.monotonic() >= moment_s or harness.over, "a moment")
-        newest.kill()
-    elif fault == "freeze" and len(members) > 1:
-        worker = chance.choice(members)
-        worker.freeze()
-        gone = worker.name
-        harness.wait(lambda: gone not in harness.members() or harness.over, "the frozen one is out")
-        worker.thaw()
-    elif fault == "join":
-        harness.want(min(len(members) + 1, MOST))
-    elif fault == "leave" and len(members) > 1:
-        harness.want(len(members) - 1)
-    elif fault == "coordinator":
-        harness.kill_coordinator()
-        harness.start_coordinator()
-
-
-def _keep_alive(harness: Harness) -> None:
-    """What a control plane does: a job without workers gets new ones."""
-    if not any(worker.running for worker in harness.workers) and not harness.over:
-        harness.launch(1)
-
-
-def _to_the_end(harness: Harness) -> dict[str, Any]:
-    def over() -> bool:
-        _keep_alive(harness)
-        return harness.over
-
-    harness.wait(over, "the end of the job", 40.0)
-    return harness.wait_over(30.0)
+def _sending(harness: Harness) -> bool:
+    return any(worker.running and (harness.folder / f"{worker.name}.sending").exists() for worker in harness.workers)
 
 
 def check(harness: Harness, case: dict[str, Any], expected: dict[str, Any]) -> None:
     """The promises."""
-    end = harness.last("done")
-    assert end is not None, harness.describe()
+    if harness.last("done") is None:
+        raise AssertionError(f"the job was not done\n{harness.describe()}")
+    check_ledger(harness.folder, case)
+    check_weights(harness.folder, case, expected)
+
+
+def check_ends(harness: Harness) -> None:
+    """Nobody fell over what happened to the others."""
+    odd = [worker for worker in harness.workers if worker.status not in STATUSES]
+    if odd:
+        raise AssertionError("\n".join(f"{w.name} ended with {w.status}\n{w.text()}" for w in odd))
+
+
+def check_ledger(folder: Path, case: dict[str, Any]) -> None:
+    """Every sample once per epoch, of the indices really fed to the model."""
     loops = {
         number: Loop(samples=case["samples"], size=case["size"], epochs=case["epochs"], seed=case.get("seed", number))
         for number in range(case.get("loops", 1))
     }
-    audit(ledger_files(harness.folder / "ledger"), loops).check()
-    results = [json.loads(path.read_text()) for path in harness.folder.glob("w*.result")]
-    assert results, "nobody finished"
-    for result in results:
-        assert result["steps"] == expected["steps"]
-        assert result["last_epoch"] == expected["last_epoch"]
+    audit(ledger_files(folder / "ledger"), loops).check()
+
+
+def check_weights(folder: Path, case: dict[str, Any], expected: dict[str, Any]) -> None:
+    """What each of those that finished holds is what one worker alone came to."""
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("w*.result"))}
+    if not results:
+        raise AssertionError("nobody finished")
+    bound = 0.0 if case.get("bitwise") else TOLERANCE
+    for name, result in results.items():
+        for count in ("steps", "last_epoch"):
+            if result[count] != expected[count]:
+                raise AssertionError(f"{name}: {count} is {result[count]}, alone it is {expected[count]}")
         there, here = np.array(expected["weights"]), np.array(result["weights"])
-        if case.get("bitwise"):
-            assert (here == there).all()
-        else:
-            assert np.linalg.norm(here - there) <= 1e-9 * np.linalg.norm(there)
+        apart = np.linalg.norm(here - there) / np.linalg.norm(there)
+        if not apart <= bound:
+            raise AssertionError(
+                f"{name}: the weights differ from those of one worker alone by {apart:.3g} of their norm, at most "
+                f"{bound:g} is right; {_first_difference(result, expected, bound)}"
+            )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0:20")
-    parser.add_argument("--bitwise", action="store_true")
-    options = parser.parse_args()
-    first, last = (int(part) for part in options.seeds.split(":"))
-    case = BITWISE if options.bitwise else CASE
-    failed = 0
-    with tempfile.TemporaryDirectory() as folder, warm_server() as warm:
-        expected = reference(Path(folder, "alone"), case)
-        for seed in range(first, last):
-            began_s = time.monotonic()
-            try:
-                harness, story = run(seed, Path(folder, f"seed-{seed}"), case, warm)
-                check(harness, case, expected)
-                print(f"{seed}: {', '.join(story)} ({time.monotonic() - began_s:.1f} s)", flush=True)
-            except AssertionError as error:
-                failed += 1
-                print(f"{seed}: FAILED\n{error}", flush=True)
-    print(f"{failed} of {last - first} schedules failed")
-    sys.exit(failed > 0)
+def _first_difference(result: dict[str, Any], expected: dict[str, Any], bound: float) -> str:
+    """Of the norms of the parameters before each step; a newcomer has not seen the first ones."""
+    there = expected.get("course", {})
+    for step, norm in sorted(result.get("course", {}).items(), key=lambda item: int(item[0])):
+        if abs(norm - there[step]) > bound * abs(there[step]):
+            return f"for the first time after step {int(step) - 1}"
+    return "for the first time after the last step that this worker saw"
 
 
-if __name__ == "__main__":
-    main()
+def restores(folder: Path) -> int:
+    """How often a checkpoint was restored."""
+    lines = [line for path in ledger_files(folder / "ledger") for line in path.read_text().split("\n")]
+    return sum(line.startswith("restored ") and not line.startswith("restored 0 0 ") for line in lines)
+
+
+def _stacks(harness: Harness) -> str:
+    """Where every worker that still runs stands."""
+    running = [worker for worker in harness.workers if worker.running]
+    before = {worker.name: len(worker.text()) for worker in running}
+    for worker in running:
+        worker.thaw()
+        worker.process.signal(signal.SIGUSR1)
+    harness.wait(lambda: all(len(w.text()) > before[w.name] or not w.running for w in running), "the stacks", 5.0)
+    return "\n".join(f"-- where {worker.name} stands\n{worker.text()[before[worker.name] :]}" for worker in running)

@@ -83,7 +83,7 @@ class Coordination:
         self._lines: dict[int, _Line] = {}
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._due_s = math.inf
+        self._due_s = self._heard_s = math.inf
         self._stopped = False
 
     async def start(self) -> int:
@@ -177,9 +177,14 @@ class Coordination:
         if self._stopped:
             return
         now_s = self._clock()
-        if now_s - self._due_s > self.settings.heartbeat_s:
-            # The process was stopped or the machine slept. What the workers said meanwhile is still to be read.
-            self._handle(Slept(now_s - self._due_s), now_s)
+        late_s, silent_s = now_s - self._due_s, now_s - self._heard_s
+        if late_s > self.settings.heartbeat_s or silent_s > self.settings.heartbeat_timeout_s / 2:
+            # The process was stopped, the machine slept, or it is cut off, if nobody at all is heard: of the workers it
+            # only knows that what they said meanwhile is still to be read.
+            self._handle(Slept(max(late_s, silent_s)), now_s)
+            self._heard_s = now_s
+        if isinstance(event, Received):
+            self._heard_s = now_s
         self._handle(event, now_s)
         self._set_timer(now_s)
         self._changed.set()

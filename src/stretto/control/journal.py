@@ -42,6 +42,28 @@ def generation_record(state: State, gen: Generation) -> Record:
     }
 
 
+def out_record(worker: Worker) -> Record:
+    return {
+        "kind": "out",
+        "name": worker.name,
+        "incarnation": worker.incarnation,
+        "address": worker.address,
+        "order": worker.order,
+        "reason": worker.out,
+        "ended": worker.ended,
+        "finished": worker.finished,
+    }
+
+
+def want_record(state: State) -> Record:
+    return {
+        "kind": "want",
+        "size": state.want,
+        "leaving": sorted(state.leaving),
+        "unexpected": sorted(state.unexpected),
+    }
+
+
 def replay(records: Iterable[Record], settings: Settings, now_s: float = 0.0) -> State:
     """The state of a coordinator that starts now: nobody is connected, nobody is lost yet."""
     state = State(settings=settings, want=settings.want)
@@ -108,19 +130,6 @@ def _out(state: State, record: Record, now_s: float) -> State:
     before = state.workers.get(record["incarnation"]) or Worker(**known, heard_s=now_s)
     gone = replace(before, out=record["reason"], ended=record["ended"], finished=record["finished"])
     return state.with_worker(gone)
-
-
-def out_record(worker: Worker) -> Record:
-    return {
-        "kind": "out",
-        "name": worker.name,
-        "incarnation": worker.incarnation,
-        "address": worker.address,
-        "order": worker.order,
-        "reason": worker.out,
-        "ended": worker.ended,
-        "finished": worker.finished,
-    }
 
 
 def read(path: Path) -> list[Record]:

@@ -66,15 +66,16 @@ def culprits(state: State, gen: Generation, protected: frozenset[str]) -> list[s
 
 
 def _stuck(state: State, gen: Generation, protected: frozenset[str]) -> list[str]:
-    """No dead link is known: those that say nothing, and in the end the last on the list."""
-    silent = [key for key in gen.members if key not in gen.formed and key not in gen.suspects]
+    """No dead link is known: those that say nothing; in the end who was there most often, the last of them."""
+    unformed = [key for key in gen.members if key not in gen.formed and key not in protected]
+    silent = [key for key in unformed if key not in gen.suspects]
     if not gen.formed and not gen.suspects:
         silent = silent[-1:]
     elif not silent and gen.attempt >= _FAIR_TRIES:
-        silent = [key for key in gen.members if key not in gen.formed][-1:]
+        silent = sorted(unformed, key=lambda key: sum(key in g.members for g in state.open))[-1:]
     chosen: list[str] = []
     for key in reversed(silent):
-        if key not in protected and _spares_state(state, gen, [*chosen, key]):
+        if _spares_state(state, gen, [*chosen, key]):
             chosen.append(key)
     return chosen
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stretto.runtime.messages import LoopEnd
 
@@ -61,6 +62,8 @@ class Worker:
     finished: bool = False
     out: str = ""
     """Why it is no longer part of the job."""
+    exited: bool = False
+    """The backend saw its process end; what it said before may not have been read yet."""
     ended: bool = False
     """Its process is confirmed to do nothing any more: it said bye, the backend saw it end, or its lease ran out."""
 
@@ -81,6 +84,8 @@ class Generation:
     """How many formations of these members failed just before."""
     taken_s: float | None = None
     """When the first member was heard to have formed it: from then on everybody is in it."""
+    entered_s: float | None = None
+    """Of a proposal: when a member of the active generation was first heard to have gone into it."""
     formed: frozenset[str] = frozenset()
     start: int = 0
     """Steps applied when it was formed; before that, when it was announced."""
@@ -95,6 +100,11 @@ class Generation:
 
     def concerns(self, key: str) -> bool:
         return key in self.members or key in self.leavers
+
+    def later(self, seconds: float) -> Generation:
+        times = {"taken_s": self.taken_s, "entered_s": self.entered_s, "broken_s": self.broken_s}
+        moved: dict[str, Any] = {name: at_s + seconds for name, at_s in times.items() if at_s is not None}
+        return replace(self, announced_s=self.announced_s + seconds, **moved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +125,24 @@ class State:
     failed: str = ""
     done: bool = False
 
+    @property
+    def over(self) -> bool:
+        return self.done or bool(self.failed)
+
     # Who is where.
 
     @property
     def active(self) -> Generation | None:
         """The generation that everybody in it must be in, or go to at once."""
         return next((g for g in reversed(self.open) if not g.planned or g.taken_s is not None), None)
+
+    @property
+    def ahead(self) -> Generation | None:
+        """The proposal that a member of the active generation has gone into, though nobody is known to have formed it:
+        the active one makes no progress any more."""
+        active = self.active
+        later = [g for g in self.open if active is not None and g.number > active.number]
+        return next((g for g in reversed(later) if g.entered_s is not None), None)
 
     @property
     def newest(self) -> Generation | None:
@@ -176,7 +198,8 @@ class State:
     def usable(self, key: str, now_s: float) -> bool:
         """May be put on a list."""
         worker = self.workers[key]
-        return self.reachable(key, now_s) and not worker.finished and not worker.released
+        over = worker.exited or worker.finished or worker.released
+        return self.reachable(key, now_s) and not over
 
     def newcomers(self, now_s: float) -> list[str]:
         """Ready, wanted, and not in the active generation, in the order they came."""
@@ -203,6 +226,14 @@ class State:
 
     def with_worker(self, worker: Worker) -> State:
         return replace(self, workers={**self.workers, worker.incarnation: worker})
+
+    def later(self, seconds: float) -> State:
+        """As if everything had happened so much later."""
+        workers = {
+            key: replace(w, heard_s=w.heard_s + seconds, away_s=w.away_s + seconds, at_end_s=w.at_end_s + seconds)
+            for key, w in self.workers.items()
+        }
+        return replace(self, workers=workers, open=tuple(g.later(seconds) for g in self.open))
 
     def with_generation(self, gen: Generation) -> State:
         return replace(self, open=tuple(gen if g.number == gen.number else g for g in self.open))

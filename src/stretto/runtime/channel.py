@@ -3,6 +3,9 @@
 The thread says hello, repeats the facts that may have been lost, beats, and hands what it hears to the member. When the
 connection breaks it tries again until the lease is over: training goes on meanwhile. What is sent while there is no
 connection is dropped unless it is one of the member's facts: everything else is only true for the moment.
+
+A connection that has fallen silent may lead nowhere any more, or to a coordinator that is slow. So it is kept until
+another one is welcomed: to the coordinator a connection that closes is a worker that died.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ from websockets.exceptions import InvalidHandshake, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from stretto.runtime.member import Evicted, JobFailed, Member
-from stretto.runtime.messages import Bye, Message, MessageError, Welcome, decode, encode
+from stretto.runtime.messages import Bye, Evict, Message, MessageError, Welcome, decode, encode
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.02, 1.0
 _OPEN_S = 5.0
+_SILENT_BEATS = 5
+"""Every heartbeat is answered: after so many without a word another connection is tried."""
 LEASE_OVER = "nothing was heard from the coordinator for the length of the lease"
 
 
@@ -35,7 +40,9 @@ class Channel:
         self.url, self.member = url, member
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._connection: ClientConnection | None = None
+        self._connections: list[ClientConnection] = []
+        """The last is in use; those before it have fallen silent."""
+        self._retry_s = _FIRST_RETRY_S
         self._lock = threading.Lock()
         self._last: Bye | None = None
         self._said = threading.Event()
@@ -67,46 +74,61 @@ class Channel:
         if self._writer.is_alive():
             self._writer.join(1.0)
         with self._lock:
-            connection = self._connection
-        if connection is not None:
+            connections = list(self._connections)
+        for connection in connections:
             with contextlib.suppress(Exception):
                 connection.close()
 
     def _read(self) -> None:
-        retry_s = _FIRST_RETRY_S
-        while not self._closing.is_set():
+        while True:
+            connection = None
             try:
-                with connect(self.url, open_timeout=_OPEN_S, close_timeout=1.0, max_size=2**24) as connection:
-                    connection.send(encode(self.member.hello()))
-                    for fact in self.member.facts():
-                        connection.send(encode(fact))
-                        self._note(fact)
-                    with self._lock:
-                        self._connection = connection
-                    for text in connection:
-                        message = decode(text)
-                        if isinstance(message, Welcome):
-                            retry_s = _FIRST_RETRY_S
-                        self.member.hear(message)
+                connection = self._greet()
+                self._listen(connection)
             except InvalidHandshake as error:
                 self.member.end(NoCoordinator(f"{self.url} does not answer as a coordinator: {error}"))
                 return
-            except (OSError, WebSocketException, MessageError, TimeoutError):
-                pass
-            finally:
-                with self._lock:
-                    self._connection = None
+            except (OSError, WebSocketException, MessageError):
+                self._drop(connection)
             if self._closing.is_set() or isinstance(self.member.out, (Evicted, JobFailed)):
-                self._said.set()
-                return
-            if self.member.lease_over(time.monotonic()):
-                self.member.end(Evicted(LEASE_OVER))
                 self._said.set()
                 return
             if self.member.welcome is None and time.monotonic() > self._first_s:
                 return
-            self._closing.wait(retry_s * random.uniform(0.5, 1.0))
-            retry_s = min(2 * retry_s, _LAST_RETRY_S)
+            self._closing.wait(self._retry_s * random.uniform(0.5, 1.0))
+            self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
+
+    def _greet(self) -> ClientConnection:
+        """A new connection, on which everything that holds was said."""
+        opened = connect(self.url, open_timeout=_OPEN_S, close_timeout=1.0, max_size=2**24, ping_interval=None)
+        connection = contextlib.ExitStack().enter_context(opened)
+        connection.send(encode(self.member.hello()))
+        for fact in self.member.facts():
+            connection.send(encode(fact))
+            self._note(fact)
+        with self._lock:
+            self._connections.append(connection)
+        return connection
+
+    def _listen(self, connection: ClientConnection) -> None:
+        """Returns when the coordinator has fallen silent, raises when the connection is closed."""
+        while True:
+            welcome = self.member.welcome
+            try:
+                message = decode(connection.recv(_SILENT_BEATS * welcome.heartbeat_s if welcome else _OPEN_S))
+            except TimeoutError:
+                return
+            if isinstance(message, Welcome):
+                self._retry_s = _FIRST_RETRY_S
+                self._drop(*self._connections[:-1])
+            self.member.hear(message)
+
+    def _drop(self, *connections: ClientConnection | None) -> None:
+        with self._lock:
+            self._connections = [kept for kept in self._connections if kept not in connections]
+        for connection in connections:
+            if connection is not None:
+                connection.close_socket()
 
     def _write(self) -> None:
         welcome = self.member.welcome
@@ -118,14 +140,24 @@ class Channel:
                 if message is None:
                     return
             except queue.Empty:
+                if self.member.lease_over(time.monotonic()):
+                    self._stop()
+                    return
                 message = self.member.heartbeat()
                 beat_s = time.monotonic() + welcome.heartbeat_s
             with self._lock:
-                connection = self._connection
+                connection = self._connections[-1] if self._connections else None
             if connection is not None:
                 with contextlib.suppress(OSError, WebSocketException):
                     connection.send(encode(message))
                     self._note(message)
+
+    def _stop(self) -> None:
+        """The lease is over. Whoever waits for a peer must not go on waiting."""
+        self.member.end(Evicted(LEASE_OVER))
+        for listener in self.member.listeners:
+            listener(Evict(reason=LEASE_OVER))
+        self._said.set()
 
     def _note(self, sent: Message) -> None:
         if sent is self._last:

@@ -20,7 +20,10 @@ generations below r did. What was fed in other generations had no effect on the 
 from __future__ import annotations
 
 import base64
+import binascii
+import operator
 import os
+import struct
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +38,8 @@ from stretto.runtime.order import Loop, Order
 
 SUFFIX = ".ledger"
 _FIRST = "ledger 1 "
-_WIDTHS = ((1 << 16, "u2"), (1 << 32, "u4"), (1 << 63, "i8"))
+_WIDTHS = ((1 << 16, "u2", "H"), (1 << 32, "u4", "I"), (1 << 63, "i8", "Q"))
+"""Up to where a width serves, its name in the file, its code in `struct`."""
 _SHOWN = 8
 
 Place = tuple[int, int]
@@ -327,20 +331,23 @@ def _join(parts: list[Samples]) -> Samples:
 
 
 def _encode(indices: Sequence[int] | NDArray[np.integer]) -> str:
-    array = np.asarray(indices)
-    low, high = int(array.min()), int(array.max())
-    if low < 0 or array.ndim != 1 or array.dtype.kind not in "iu":
-        raise LedgerError("samples must be a flat list of integers from 0")
-    if high - low == len(array) - 1 and (len(array) == 1 or bool((array[1:] - array[:-1] == 1).all())):
-        return f"{low}-{high + 1}"
-    width = next(width for bound, width in _WIDTHS if high < bound)
-    return f"{width}:{base64.b64encode(array.astype('<' + width).tobytes()).decode()}"
+    # Done for every slice, most of them short: an array of numpy would take longer to make than all of this.
+    plain = indices.tolist() if isinstance(indices, np.ndarray) else indices
+    try:
+        low, high, count = min(plain), max(plain), len(plain)
+        if high - low == count - 1 and low >= 0 and all(map(operator.eq, plain, range(low, high + 1))):
+            return f"{low}-{high + 1}"
+        width, code = next((width, code) for bound, width, code in _WIDTHS if high < bound)
+        packed = struct.pack(f"<{count}{code}", *plain)
+    except (TypeError, struct.error, StopIteration):
+        raise LedgerError("samples must be a flat list of integers from 0") from None
+    return f"{width}:{binascii.b2a_base64(packed, newline=False).decode()}"
 
 
 def _decode(text: str) -> Samples:
     width, found, packed = text.partition(":")
     if found:
-        if width not in {known for _, known in _WIDTHS}:
+        if width not in {known for _, known, _ in _WIDTHS}:
             raise ValueError(f"unknown width {width!r}")
         return np.frombuffer(base64.b64decode(packed, validate=True), dtype="<" + width).astype(np.int64)
     start, _, stop = text.partition("-")

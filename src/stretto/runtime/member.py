@@ -21,6 +21,7 @@ from stretto.runtime.messages import (
     Formed,
     Heartbeat,
     Hello,
+    Leaving,
     LoopEnd,
     Message,
     Ready,
@@ -108,7 +109,8 @@ class Member:
             self.welcome = message
             self.loops_done = max(self.loops_done, message.loops_done)
         elif isinstance(message, Switch):
-            self.loops_done = max(self.loops_done, message.loops_done)
+            # Who holds nothing may be told that the job goes back behind what it was told first.
+            self.loops_done = max(self.loops_done, message.loops_done) if self.holds_state else message.loops_done
             if message.generation > max(self.generation, self.newest.generation if self.newest else 0):
                 self.newest = self.announced[message.generation] = message
         elif isinstance(message, End):
@@ -133,7 +135,7 @@ class Member:
 
     # The training thread's side.
 
-    def state(self, fact: Ready | Formed | Committed | Broken | LoopEnd | Bye) -> Message:
+    def state(self, fact: Ready | Formed | Committed | Broken | LoopEnd | Leaving | Bye) -> Message:
         """Keep a fact for reconnections, and give it back to be sent."""
         with self.changed:
             self._facts[type(fact)] = fact

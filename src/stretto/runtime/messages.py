@@ -55,10 +55,11 @@ class Ready(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Formed(Message):
-    """Connected to everybody of the generation, and holding the state after `applied` steps."""
+    """Connected to everybody of the generation, and holding the state after `applied` steps, in this loop."""
 
     generation: int
     applied: int
+    loop: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,11 @@ class LoopEnd(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Leaving(Message):
+    """It was told to end soon (SIGTERM), and would leave at a boundary."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bye(Message):
     """The last message: `left` (as asked), `finished` (the script has ended) or `error` (with its text)."""
 
@@ -119,6 +125,8 @@ class Welcome(Message):
     """Loops below this number are finished: their batches are not handed out again."""
     heartbeat_s: float
     lease_s: float
+    size: int = 0
+    """Members of that generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +186,7 @@ KINDS: dict[str, type[Message]] = {
     "broken": Broken,
     "heartbeat": Heartbeat,
     "loop_end": LoopEnd,
+    "leaving": Leaving,
     "bye": Bye,
     "welcome": Welcome,
     "switch": Switch,

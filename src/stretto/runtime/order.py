@@ -13,9 +13,9 @@ their low bits, which makes them distinct, so that every correct sort gives the 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,11 +60,11 @@ class Loop:
                 f" drop_last leaves no batch; use size={self.samples} or less, or drop_last=False"
             )
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         return self.samples // self.size if self.drop_last else -(-self.samples // self.size)
 
-    @property
+    @cached_property
     def total_steps(self) -> int:
         return self.steps_per_epoch * self.epochs
 
@@ -100,6 +100,14 @@ class Order:
             return np.arange(start, stop, dtype=np.int64)
         return self._permutation(self.loop.epoch(step))[start:stop].astype(np.int64)
 
+    def samples(self, step: int, first: int, last: int) -> list[int]:
+        """Some of the global batch of a step."""
+        start, _ = self.loop.span(step)
+        if not self.loop.shuffle:
+            return list(range(start + first, start + last))
+        found: list[int] = self._permutation(self.loop.epoch(step))[start + first : start + last].tolist()
+        return found
+
     def prepare(self, epoch: int) -> None:
         """Make an epoch's order ahead of its first batch, from another thread for instance."""
         if self.loop.shuffle and 0 <= epoch < self.loop.epochs:
@@ -134,11 +142,16 @@ def permutation(samples: int, seed: int, epoch: int) -> NDArray[np.unsignedinteg
 
 def slices(count: int, members: int) -> list[Span]:
     """`count` samples cut into one contiguous slice per member, the larger ones first; a slice may be empty."""
+    return [slice_of(count, members, rank) for rank in range(max(members, 1))]
+
+
+def slice_of(count: int, members: int, rank: int) -> Span:
+    """The slice of one member."""
     if members < 1 or count < 0:
         raise OrderError(f"cannot cut {count} samples for {members} members")
     least, more = divmod(count, members)
-    starts = [rank * least + min(rank, more) for rank in range(members + 1)]
-    return list(itertools.pairwise(starts))
+    start = rank * least + min(rank, more)
+    return start, start + least + (rank < more)
 
 
 def virtual_slices(count: int, virtual_ranks: int) -> list[Span]:
@@ -160,7 +173,9 @@ def micro(start: int, stop: int, per_worker: int | None) -> list[Span]:
     count = stop - start
     if count <= 0:
         return []
-    parts = 1 if per_worker is None else -(-count // per_worker)
+    if per_worker is None or count <= per_worker:
+        return [(start, stop)]
+    parts = -(-count // per_worker)
     return [(start + first, start + last) for first, last in slices(count, parts)]
 
 

@@ -18,10 +18,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stretto.backends.local.forkserver import ForkServer
 from stretto.backends.local.launch import Process, launch
+
+if TYPE_CHECKING:
+    from stretto.testing.network import Network
 
 DEADLINE_S = 60.0
 
@@ -80,8 +83,9 @@ class Harness:
         environment: Mapping[str, str] | None = None,
         options: Mapping[str, float] | None = None,
         warm: ForkServer | None = None,
+        network: Network | None = None,
     ) -> None:
-        self.warm = warm
+        self.warm, self.network = warm, network
         self.folder, self.command = folder, list(command)
         self.workers: list[Worker] = []
         self.events: list[dict[str, Any]] = []
@@ -114,14 +118,14 @@ class Harness:
         secret = self.folder / "token"
         secret.write_text(self.token)
         options = [f"--{name.replace('_', '-')}={value}" for name, value in self.options.items()]
+        command = [
+            sys.executable, "-m", "stretto.control.coordination", "--journal", str(self.folder / "journal"),
+            "--host", self._host("coordinator"), "--port", str(self.port), "--token-file", str(secret),
+            "--min", str(self.min_workers), "--want", str(self.size), "--stdin-commands", *options,
+        ]  # fmt: skip
         self.coordinator = subprocess.Popen(
-            [
-                sys.executable, "-m", "stretto.control.coordination", "--journal", str(self.folder / "journal"),
-                "--port", str(self.port), "--token-file", str(secret), "--min", str(self.min_workers),
-                "--want", str(self.size), "--stdin-commands", *options,
-            ],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
+            self._placed("coordinator", command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
         before = self.count("listening")
         self._listener = threading.Thread(target=self._listen, args=(self.coordinator,), daemon=True)
         self._listener.start()
@@ -159,10 +163,11 @@ class Harness:
         log = self.folder / f"{name}.log"
         environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.environment,
-            "STRETTO_COORDINATOR": f"ws://127.0.0.1:{self.port}", "STRETTO_TOKEN": self.token, "STRETTO_WORKER": name,
-            "STRETTO_FOLDER": str(self.folder),
+            "STRETTO_COORDINATOR": f"ws://{self._host('coordinator')}:{self.port}", "STRETTO_TOKEN": self.token,
+            "STRETTO_WORKER": name, "STRETTO_HOST": self._host(name), "STRETTO_FOLDER": str(self.folder),
         }  # fmt: skip
-        worker = Worker(name, launch(self.command, env=environment, log=log, warm=self.warm), log)
+        command = self._placed(name, self.command)
+        worker = Worker(name, launch(command, env=environment, log=log, warm=self.warm), log)
         with self.changed:
             self.workers.append(worker)
         return worker
@@ -180,6 +185,12 @@ class Harness:
 
     def worker(self, name: str) -> Worker:
         return next(worker for worker in self.workers if worker.name == name)
+
+    def _host(self, name: str) -> str:
+        return self.network.host(name) if self.network is not None else "127.0.0.1"
+
+    def _placed(self, name: str, command: Sequence[str]) -> Sequence[str]:
+        return self.network.inside(name, command) if self.network is not None else command
 
     # What is known.
 

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from stretto.torch.groups import Group, GroupBroken
@@ -177,13 +176,11 @@ class VirtualReducer:
         self._required: list[bool] = []
         self._hooks: list[Any] = []
 
-    def exchange(self, group: Group | None, owned: Sequence[range], flags: npt.ArrayLike = ()) -> None:
+    def exchange(self, group: Group | None, owned: Sequence[range], flags: Sequence[float] = ()) -> None:
         """Who sums from now on, and which virtual ranks each member of the group owns."""
         if self._in_round and self._group is not None:
             self._group.abort("a backward pass was interrupted")
-        given = np.asarray(flags, dtype=float)
-        self._flags[:] = 0.0
-        self._flags[: given.size] = given
+        self._flags[:] = [*flags, *[0.0] * (len(self._flags) - len(flags))]
         self._group = group if group is not None and group.size > 1 else None
         self._result = self._flags.copy()
         self._owned = owned
@@ -201,9 +198,10 @@ class VirtualReducer:
         self._sum(self._tree())
 
     @property
-    def flags(self) -> npt.NDArray[np.float64]:
+    def flags(self) -> list[float]:
         """The sum of everybody's flags, as of the last sum (before it, and alone, the own ones)."""
-        return self._result.copy()
+        found: list[float] = self._result.tolist()
+        return found
 
     def close(self) -> None:
         for hook in self._hooks:

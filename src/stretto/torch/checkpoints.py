@@ -53,6 +53,12 @@ class Checkpoints:
             skeleton, tensors = self.holder.take(cursor)
             self._taken = cursor, generation, skeleton, [tensor.detach().cpu().clone() for tensor in tensors]
 
+    def write_now(self, cursor: Cursor, generation: int) -> None:
+        """What is there at this boundary, alone; returns when it is on disk."""
+        self._write(cursor, generation, *self.holder.take(cursor))
+        self.close()
+        self._saver = None
+
     def restore(self, generation: int) -> Cursor | None:
         """Load the newest checkpoint that is whole; from now on only this generation and later ones may write."""
         from stretto.torch.world import Cursor

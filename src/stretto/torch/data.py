@@ -6,6 +6,7 @@ after whatever history. With `workers` processes read ahead; when the members ch
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
 import os
@@ -99,22 +100,24 @@ class Reader:
     def follow(self, parts: Callable[[], Iterator[Part]]) -> None:
         """Hand out these parts from now on; what was read ahead is dropped."""
         self.plan.parts = parts
-        self._iterator = iter(self._loader) if self._loader is not None else self._read_here(parts())
+        self._iterator = iter(self._loader) if self._loader is not None else None
 
     def read(self, part: Part) -> Batch:
         """The next part, which must be this one."""
-        assert self._iterator is not None
-        indices, data = next(self._iterator)
+        indices, data = next(self._iterator) if self._iterator is not None else self._read_here(part)
         if indices != part.indices:
             raise RuntimeError(f"step {part.step}: samples {indices[:3]}… were read instead of {part.indices[:3]}…")
         return Batch(data, indices, part.epoch, part.step)
 
-    def _read_here(self, parts: Iterator[Part]) -> Iterator[tuple[tuple[int, ...], Any]]:
-        collate = _Collate(self.collate)
-        for part in parts:
-            with _own_randomness() if self.samples.random else contextlib.nullcontext():
-                read = [self.samples[(part.epoch, index)] for index in part.indices]
-            yield collate(read)
+    def _read_here(self, part: Part) -> tuple[tuple[int, ...], Any]:
+        dataset = self.samples.dataset
+        if type(dataset) is TensorDataset and self.collate is default_collate:
+            # What the samples would collate to, without taking everything apart into samples first.
+            chosen = torch.frombuffer(array.array("q", part.indices), dtype=torch.int64)
+            return part.indices, [tensor[chosen] for tensor in dataset.tensors]
+        with _own_randomness() if self.samples.random else contextlib.nullcontext():
+            read = [self.samples[(part.epoch, index)] for index in part.indices]
+        return _Collate(self.collate)(read)
 
 
 class Samples(Dataset[Any]):

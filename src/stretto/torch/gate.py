@@ -61,6 +61,9 @@ def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], Non
         gate.steps += 1
         return step()
 
+    if hasattr(step, "_wrapped_by_lr_sched"):
+        # A scheduler that was made before looks for its mark, and warns where it has gone.
+        gated_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     given.step = types.MethodType(gated_step, given)  # type: ignore[method-assign]
 
 

@@ -11,18 +11,19 @@ import atexit
 import json
 import math
 import os
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stretto.errors import StrettoError
 from stretto.runtime.channel import NoCoordinator
@@ -83,9 +84,13 @@ class Job:
         self._ledger: Ledger | None = None
         self._loops = 0
         self._inside = False
+        self._in_body = False
+        self._passed = False
+        self._reduced: list[int] = []
+        self._to_save: dict[Path, None] = {}
         self._stopping = False
         self._steps_before = 0
-        self._sent = np.zeros(FLAGS)
+        self._sent = [0.0] * FLAGS
         self._plan: Plan | None = None
         self._undo = Undo(holder, device, world.habits if world is not None else Habits())
         self._metrics: dict[str, float] = {}
@@ -96,7 +101,10 @@ class Job:
 
     @property
     def rank(self) -> int:
-        return self.world.rank if self.world is not None else 0
+        """-1 as long as this worker is no member: on its way to the loop that the others are in."""
+        if self.world is None:
+            return 0
+        return self.world.rank if self.generation else -1
 
     @property
     def size(self) -> int:
@@ -155,10 +163,17 @@ class Job:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole state to a file, from one worker."""
+        self._to_save[Path(path)] = None
+        if not self._in_body:
+            self._save()
+
+    def _save(self) -> None:
+        """What was asked for; in the body of a batch it waits for the batch's end, when state and cursor agree."""
         from stretto.torch.checkpoints import write_file
 
-        if self.rank == 0:
-            write_file(Path(path), *self.holder.take(self.cursor))
+        wanted, self._to_save = self._to_save, {}
+        for path in wanted if self.rank == 0 else ():
+            write_file(path, *self.holder.take(self.cursor))
 
     def restore(self, path: str | os.PathLike[str], *, position: bool = True) -> None:
         """Take over a state that `save` wrote, and go on where it was written (unless `position` is false); before the
@@ -173,6 +188,19 @@ class Job:
             self.cursor = found
 
     # The loop.
+
+    def epochs(self, count: int, *, loops: int = 1) -> Iterator[int]:
+        """`range(count)`, for scripts with one `batches()` (or `loops` of them) in each epoch and something after it:
+        a worker that comes later begins with the epoch that the others are in."""
+        epoch, before = 0, self._loops
+        while epoch < count:
+            told = self.world.member.loops_done if self.world is not None and not self.generation else 0
+            # The last epoch at most: what comes after it is for members.
+            first = min((max(told, self.cursor.loop) - before) // loops, count - 1)
+            if first > epoch:
+                epoch, self._loops = first, before + first * loops
+            yield epoch
+            epoch += 1
 
     def batches(
         self,
@@ -214,6 +242,9 @@ class Job:
     def _loop(self, number: int, plan: Plan, reader: Reader) -> Iterator[Batch]:
         self._close_last_loop()
         loop = plan.loop
+        self._prepare(number, loop)
+        if self._comes_late(number):
+            yield from self._rehearse(plan, reader)
         if not self._enter(number, loop):
             return
         self._inside, how = True, "end"
@@ -232,11 +263,14 @@ class Job:
             weight = self._begin([part.share for part in parts], plan.batches(step))
             for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
                 self._feed(number, part, weight, first=i == 0, last=i == len(parts) - 1)
+                self._in_body = True
                 try:
                     yield batch
                 except GeneratorExit:
                     self._leave_early()
                     raise
+                finally:
+                    self._in_body = False
             if plan.size < loop.size:
                 self._check_stepped()
             if self._settle():
@@ -267,24 +301,71 @@ class Job:
         shares = [count * amount / total if total else 0.0 for amount in own]
         return [part._replace(share=share) for part, share in zip(parts, shares, strict=True)], batches
 
-    def _enter(self, number: int, loop: Loop) -> bool:
-        """Be in this loop; False if the job is past it."""
+    def _rehearse(self, plan: Plan, reader: Reader) -> Iterator[Batch]:
+        """Go through the body before the others wait for it: what is slow for the first time (kernels, a compiler,
+        readers) is then behind it. Nothing of it counts."""
+        assert self.world is not None
+        assert self.reducer is not None
+        parts = plan.rehearsal(self.world.member.welcome.size + 1 if self.world.member.welcome is not None else 1)
+        reader.follow(lambda: iter(parts))
+        self._undo.begin(self.cursor, alone=False)
+        for part in parts:
+            if self.passes is not None:
+                self.passes.start(None, [0.0] * FLAGS)
+                self.passes.begin(part, 0.0)
+            elif isinstance(self.reducer, Reducer):
+                self.reducer.exchange(None)
+                self.reducer.accumulate(1.0)
+            self.gate.begin(first=True, last=False)
+            self._in_body = True
+            try:
+                yield reader.read(part)
+            except GeneratorExit:
+                raise TrainingError(
+                    "the script left its loop in the first batch, before this worker was a member of its job",
+                    hint="call job.stop() to end a loop early",
+                ) from None
+            finally:
+                self._in_body = self._stopping = False
+        self._take_back()
+
+    def _comes_late(self, number: int) -> bool:
+        """The job runs already, and this worker is about to join it."""
+        if self.world is None or self.generation:
+            return False
+        member = self.world.member
+        return member.welcome is not None and member.welcome.generation > 0 and number >= member.loops_done - 1
+
+    def _prepare(self, number: int, loop: Loop) -> None:
+        """What a loop needs, whoever is a member."""
         self.holder.helpers()
+        self.holder.loop = number
+        self._check_parameters()
+        self._undo.enter()
         if self.reducer is None:
             if self.virtual_ranks:
                 self.reducer = VirtualReducer(self.holder.parameters(), self.virtual_ranks, flags=FLAGS)
-                self.passes = Passes(self.holder, self.reducer, self.virtual_ranks, loop.seed)
+                self.passes = Passes(self.holder, self.reducer, self.virtual_ranks)
             else:
                 self.reducer = Reducer(self.holder.parameters(), flags=FLAGS)
             self.gate.arrived = lambda: self.reducer is None or self.reducer.failed is None
+        if self.passes is not None:
+            self.passes.seed = loop.seed
+
+    def _enter(self, number: int, loop: Loop) -> bool:
+        """Be in this loop; False if the job is past it."""
         if self.world is not None and self.generation == 0:
-            # Even if this loop is over: what comes after it is for members.
-            self.cursor = self.world.join(self._fingerprint(number, loop), self.cursor)
+            if number < self.world.member.loops_done - 1:
+                # Nobody waits for it on its way. The last of them is different: what may follow is for members.
+                self._passed = True
+                return False
+            self.cursor = self.world.join(self._fingerprint(number), self.cursor)
             self._open_ledger()
         if number < max(self.world.member.loops_done if self.world is not None else 0, self.cursor.loop):
             return False
         if self.cursor.loop < number:
             self.cursor = Cursor(number, 0, self.cursor.applied)
+        self.holder.arrive()
         if self.world is None:
             return True
         if loop.size < self.size or 0 < self.virtual_ranks < self.size:
@@ -297,12 +378,36 @@ class Job:
         self._watch()
         return True
 
-    def _fingerprint(self, number: int, loop: Loop) -> dict[str, str]:
+    def _check_parameters(self) -> None:
+        """All there, all known; the reducer is made anew when there are others than in the loop before."""
+        ours = self.holder.parameters()
+        if any(is_lazy(given) for given in ours):
+            raise TrainingError(
+                "a model has parameters that are not made yet (a lazy module)",
+                hint="put one batch through it before you give it to job.model()",
+            )
+        known = {id(given) for given in ours}
+        for optimizer in self.holder.optimizers:
+            for given in (p for group in optimizer.param_groups for p in group["params"]):
+                if id(given) not in known:
+                    raise TrainingError(
+                        f"{type(optimizer).__name__} has a parameter of shape {tuple(given.shape)} "
+                        "that belongs to no model of the job",
+                        hint="register every module with job.model(), and put single parameters into a module",
+                    )
+        if self.reducer is not None and self._reduced != [id(given) for given in ours]:
+            self.reducer.close()
+            self.reducer = None
+        self._reduced = [id(given) for given in ours]
+
+    def _fingerprint(self, number: int) -> dict[str, str]:
+        """What is equal on all workers when they come to their first loop. Models may change between loops: whoever
+        comes later is shown by the state whether it fits."""
+        if number:
+            return {}
         return {
             "model": self.holder.fingerprint(),
             "optimizers": ", ".join(type(given).__name__ for given in self.holder.optimizers),
-            f"dataset length of loop {number}": str(loop.samples),
-            f"batches of loop {number}": f"size {loop.size}, {loop.epochs} epochs, seed {loop.seed}",
         }
 
     def _follow(self, plan: Plan, reader: Reader) -> tuple[int, int]:
@@ -343,8 +448,8 @@ class Job:
             with self.world.member.changed:
                 self.world.member.loop, self.world.member.step = number, part.step
 
-    def _flags(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        flags = np.zeros(FLAGS)
+    def _flags(self) -> list[float]:
+        flags = [0.0] * FLAGS
         ahead = self.world.offset() if self.world is not None else 0
         flags[_AHEAD], flags[_AHEAD_SQUARED] = ahead, ahead * ahead
         flags[_STOP] = self._stopping
@@ -375,6 +480,10 @@ class Job:
         loop, step, applied, _ = self.cursor
         self.cursor = Cursor(loop, step + 1, applied + 1)
         self._steps_before = self.gate.steps
+        if found[_STOP]:
+            # In what is saved, too. Newcomers would not know: they come in with the next loop.
+            self.cursor = self.cursor._replace(over=1)
+        self._save()
         if world is None:
             return bool(found[_STOP])
         if self._ledger is not None:
@@ -384,16 +493,22 @@ class Job:
         world.committed(self.cursor)
         if self.checkpoints is not None:
             self.checkpoints.consider(self.cursor, self.generation, leader=world.rank == 0)
-        ahead, size = round(float(found[_AHEAD])), world.size
+        ahead, size = round(found[_AHEAD]), world.size
         if found[_STOP]:
-            # Newcomers would not know: they come in with the next loop.
-            self.cursor = self.cursor._replace(over=1)
             return True
+        if world.leaving and alone:
+            self._suspend(world)
         if world.member.urgent():
             self._resume(world.recover(self.cursor, None))
         elif ahead and _all_equal(found, _AHEAD, size):
             self._resume(world.take_up(ahead // size, self.cursor))
         return False
+
+    def _suspend(self, world: World) -> NoReturn:
+        """The last member was told to end: others go on from its checkpoint."""
+        if self.checkpoints is not None:
+            self.checkpoints.write_now(self.cursor, self.generation)
+        world.go()
 
     def _skip(self, reducer: Reducer | VirtualReducer) -> None:
         """The body did no backward pass: say so where the others wait for it."""
@@ -417,9 +532,9 @@ class Job:
                 hint="call step() in every pass through the body: it counts only in the last one",
             )
 
-    def _check_alike(self, found: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+    def _check_alike(self, found: list[float]) -> None:
         """All members did the same with the last two batches, or they would train different models."""
-        skipped = round(float(found[_SKIPPED]))
+        skipped = round(found[_SKIPPED])
         if 0 < skipped < self.size:
             raise TrainingError(
                 f"step {self.cursor.step}: {skipped} of {self.size} workers went on without a backward pass",
@@ -453,6 +568,7 @@ class Job:
                 self.reducer.failed = broken
 
     def _take_back(self) -> None:
+        self._to_save = {}
         self._undo.take_back()
         for helper in self.holder.helpers():
             gates.forget_scaling(helper)
@@ -490,6 +606,7 @@ class Job:
             self.cursor = Cursor(loop, step + 1, applied + 1, over)
             if self._ledger is not None:
                 self._ledger.applied(loop, step, self.generation)
+        self._save()
         if self.world is not None and self._inside:
             self.world.say_loop_end(self.cursor, "break")
 
@@ -501,14 +618,12 @@ class Job:
 
     def _restore(self) -> Cursor | None:
         """In the leader of a generation in which nobody holds state."""
-        if self.checkpoints is None:
-            return None
-        found = self.checkpoints.restore(self.generation)
-        if found is None:
-            return None
+        found = self.checkpoints.restore(self.generation) if self.checkpoints is not None else None
+        # From the beginning, too: what earlier generations did does not count any more.
+        start = found or self.cursor
         self._open_ledger()
         if self._ledger is not None:
-            self._ledger.restored(found.loop, found.step, self.generation)
+            self._ledger.restored(start.loop, start.step, self.generation)
         return found
 
     def _open_ledger(self) -> None:
@@ -522,6 +637,8 @@ class Job:
         """The script has ended."""
         if self.world is None or self.world.closed:
             return
+        if bye.reason == "finished" and self._passed and not self.generation:
+            self.world.give_up(Evicted("its script ended before the loop that the job is in; see job.epochs()"))
         if bye.reason == "finished":
             self._close_last_loop()
             if self.checkpoints is not None:
@@ -530,20 +647,25 @@ class Job:
         self.world = None
 
 
-def _all_equal(found: np.ndarray[Any, np.dtype[np.float64]], flag: int, size: int) -> bool:
+def _all_equal(found: list[float], flag: int, size: int) -> bool:
     """Whether all members gave the same number: its square is the flag after it."""
-    total, squared = float(found[flag]), float(found[flag + 1])
+    total, squared = found[flag], found[flag + 1]
     return round(size * squared) == round(total * total)
 
 
 def _length(dataset: Dataset[Any]) -> int:
+    has = "no length"
     try:
-        return len(dataset)  # type: ignore[arg-type]
+        if not isinstance(dataset, (IterableDataset, DataLoader)):
+            return len(dataset)  # type: ignore[arg-type]
+        has = "no samples to ask for"
+        len(dataset)  # type: ignore[arg-type]
     except TypeError:
-        raise TrainingError(
-            f"a {type(dataset).__name__} has no length: batches() must know every sample by its index",
-            hint="use a dataset with __len__ and __getitem__",
-        ) from None
+        has = "no length"
+    raise TrainingError(
+        f"a {type(dataset).__name__} has {has}: batches() must know every sample by its index",
+        hint="use a dataset with __len__ and __getitem__",
+    )
 
 
 def join(
@@ -561,7 +683,7 @@ def join(
     global _joined
     if _joined is not None:
         raise TrainingError("join() was called twice", hint="keep what the first call returned")
-    chosen = torch.device(device) if device is not None else _device()
+    chosen = _numbered(torch.device(device)) if device is not None else _device()
     folder = os.environ.get("STRETTO_FOLDER")
     url = os.environ.get("STRETTO_COORDINATOR")
     holder = Holder()
@@ -581,6 +703,7 @@ def join(
     _joined = job
     if world is not None:
         _end_with_a_word(job)
+        _leave_when_terminated(world)
     return job
 
 
@@ -612,6 +735,12 @@ def _end_with_a_word(job: Job) -> None:
     atexit.register(finish)
 
 
+def _leave_when_terminated(world: World) -> None:
+    """SIGTERM becomes a planned leave at the next boundary, unless the script has a use for it."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: world.ask_to_leave())
+
+
 def _open(world: World) -> None:
     try:
         world.open(float(os.environ.get("STRETTO_CONNECT_S", "30")))
@@ -622,6 +751,13 @@ def _open(world: World) -> None:
             f"the coordinator does not take this worker: {error}",
             hint="every worker needs a name of its own and the secret of its job (STRETTO_WORKER, STRETTO_TOKEN)",
         ) from None
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """`cuda` is the GPU that this process uses: from now on always the same."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _device() -> torch.device:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 
 from stretto.errors import UsageError
-from stretto.runtime.order import Loop, Order, micro, slices
+from stretto.runtime.order import Loop, Order, micro, slice_of
 from stretto.torch import virtual
 from stretto.torch.data import IDLE, Batch, Part
 
@@ -49,15 +49,26 @@ class Plan:
         """The passes of the member at this place (-1: it has no slice) in one step."""
         if self.virtual_ranks:
             return list(virtual.parts(self.order, step, place, places, self.virtual_ranks))
-        indices, epoch = self.order.indices(step), self.loop.epoch(step)
+        epoch, samples = self.loop.epoch(step), self.order.samples
+        start, stop = self.loop.span(step)
         found = []
-        for first in range(0, len(indices), self.size):
-            batch = indices[first : first + self.size]
-            start, stop = slices(len(batch), places)[place] if place >= 0 else (0, 0)
-            for begin, end in micro(start, stop, self.per_worker):
-                found.append(Part(epoch, step, tuple(batch[begin:end].tolist()), True, (end - begin) / len(batch)))
+        for first in range(0, stop - start, self.size):
+            count = min(self.size, stop - start - first)
+            own = slice_of(count, places, place) if place >= 0 else (0, 0)
+            for begin, end in micro(*own, self.per_worker):
+                fed = tuple(samples(step, first + begin, first + end))
+                found.append(Part(epoch, step, fed, True, (end - begin) / count))
         # The body must run, so that the step is applied here too: with samples that count for nothing.
-        return found or [Part(epoch, step, tuple(indices[:IDLE].tolist()), False)]
+        return found or [Part(epoch, step, tuple(samples(step, 0, min(IDLE, stop - start))), False)]
+
+    def rehearsal(self, members: int) -> list[Part]:
+        """Passes that count for nothing, with as many samples as a member has later, and with as many as at first."""
+        indices, epoch = self.order.indices(0), self.loop.epoch(0)
+        slice_size = max(IDLE, min(self.size, len(indices)) // (self.virtual_ranks or members))
+        return [
+            Part(epoch, 0, tuple(indices[:count].tolist()), False)
+            for count in (min(slice_size, self.per_worker or slice_size), IDLE)
+        ]
 
     def batches(self, step: int) -> int:
         """How many global batches the step has."""

@@ -27,11 +27,10 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from stretto.errors import UsageError
@@ -62,7 +61,7 @@ class Reducer:
         """Sums over the group that were completed since `exchange`: one per backward pass, none when alone."""
         self._parameters = list({id(given): given for given in parameters}.values())
         self._limits = (int(first_bucket_mib * MIB), int(bucket_mib * MIB))
-        self._flags = np.zeros(flags)
+        self._flags = [0.0] * flags
         self._group: Group | None = None
         self._weight = 1.0
         self._share = 1.0
@@ -73,23 +72,21 @@ class Reducer:
         self._pending: list[Pending] = []
         self._hooks: list[Any] = []
         self._scaling: list[Any] = []
-        self._result: torch.Tensor = torch.zeros(flags)
+        self._result: torch.Tensor | None = None
         self._landed: torch.cuda.Event | None = None
         """When `_result` is there, if it comes from a GPU."""
         self._build()
 
-    def exchange(self, group: Group | None, weight: float = 1.0, flags: npt.ArrayLike = ()) -> None:
+    def exchange(self, group: Group | None, weight: float = 1.0, flags: Sequence[float] = ()) -> None:
         """What the backward passes do from now on: sum over this group (None: nobody else) with this weight.
 
         `flags` are added up over the members (not weighted). Forgets a failure, and what was kept aside.
         """
         self._interrupt()
-        given = np.asarray(flags, dtype=float)
-        self._flags[:] = 0.0
-        self._flags[: given.size] = given
+        self._flags = [*flags, *[0.0] * (len(self._flags) - len(flags))]
         self._group = group if group is not None and group.size > 1 else None
         self._weight = weight if self._group is not None else 1.0
-        self._result, self._landed = torch.from_numpy(self._flags.copy()), None
+        self._result = self._landed = None
         self._accumulating = False
         self._set_share(1.0)
         self._aside.clear()
@@ -117,14 +114,15 @@ class Reducer:
         self._finish()
 
     @property
-    def flags(self) -> npt.NDArray[np.float64]:
+    def flags(self) -> list[float]:
         """The sum of everybody's flags, as of the last backward pass (before it, and alone, the own ones).
 
         On a GPU reading it waits for that pass, not for what came after it.
         """
         if self._landed is not None:
             self._landed.synchronize()
-        return self._result.numpy().astype(np.float64)
+        found: list[float] = self._flags if self._result is None else self._result.tolist()
+        return found
 
     def close(self) -> None:
         """Leave the parameters alone again."""
@@ -151,6 +149,7 @@ class Reducer:
         ]
         self._rides = rides
         self._own = np.zeros(slots)
+        self._sent = torch.from_numpy(self._own)
         self._tail = torch.zeros(slots, dtype=torch.float64, device=last.device if last is not None else "cpu")
         self._listen(was_listening)
 
@@ -245,7 +244,7 @@ class Reducer:
         count = len(self._fired)
         self._own[:count] = list(self._fired) if 0 in self._fired else 1.0
         self._own[count:] = self._flags
-        self._tail.copy_(torch.from_numpy(self._own))
+        self._tail.copy_(self._sent)
 
     def _send(self, group: Group, tensor: torch.Tensor) -> None:
         try:

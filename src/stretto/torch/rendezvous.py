@@ -47,6 +47,8 @@ class Store:
         return f"{self.host}:{self.port}"
 
     def close(self) -> None:
+        # Processes that read data may hold copies of the socket: to close ours alone would wake nobody.
+        self._wake.shutdown(socket.SHUT_RDWR)
         self._wake.close()
         self._thread.join()
 

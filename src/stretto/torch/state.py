@@ -7,6 +7,7 @@ or to a checkpoint, and are put together there. Nothing is unpickled.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -37,6 +38,16 @@ class Holder:
         self.extras: dict[str, Stateful] = {}
         self.helpers: Callable[[], list[Stateful]] = list
         """Schedulers and scalers that belong to the optimizers, found when asked for."""
+        self.loop = 0
+        """The loop that the script is at."""
+        self._ahead: tuple[str, list[Tensor]] | None = None
+        """A state of a later loop: what the script does until it is there must not count."""
+
+    def arrive(self) -> None:
+        """The script has come to the loop that the state is of."""
+        if self._ahead is not None:
+            ahead, self._ahead = self._ahead, None
+            self._load(assemble(*ahead))
 
     def parameters(self) -> list[nn.Parameter]:
         """Every parameter once, in a fixed order."""
@@ -58,9 +69,11 @@ class Holder:
 
     def take(self, cursor: Sequence[int]) -> tuple[str, list[Tensor]]:
         """The whole state as it is: a skeleton, and the tensors themselves (not copies)."""
+        if self._ahead is not None:
+            return self._ahead
         whole = {
             "cursor": list(cursor),
-            "models": [model.state_dict() for model in self.models],
+            "models": [_tensors(model) for model in self.models],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "helpers": [helper.state_dict() for helper in self.helpers()],
             "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
@@ -70,6 +83,17 @@ class Holder:
     def put(self, skeleton: str, tensors: list[Tensor]) -> list[int]:
         """Replace the whole state; the cursor that came with it. The tensors belong to this holder from now on."""
         whole = assemble(skeleton, tensors)
+        cursor: list[int] = whole["cursor"]
+        if cursor[0] <= self.loop:
+            self._load(whole)
+            return cursor
+        self._ahead = skeleton, [tensor.clone() for tensor in tensors]
+        # Evaluation before that loop is to see trained weights; but parts may be made only on the way there.
+        with contextlib.suppress(StateError, ValueError):
+            self._load(whole)
+        return cursor
+
+    def _load(self, whole: dict[str, Any]) -> None:
         helpers = self.helpers()
         for kind, here in (("models", self.models), ("optimizers", self.optimizers), ("helpers", helpers)):
             if len(whole[kind]) != len(here):
@@ -88,12 +112,15 @@ class Holder:
             if name not in whole["extras"]:
                 raise StateError(f"the state has no extra part {name!r}; it has {', '.join(whole['extras']) or 'none'}")
             extra.load_state_dict(whole["extras"][name])
-        cursor: list[int] = whole["cursor"]
-        return cursor
+
+
+def _tensors(model: nn.Module) -> dict[str, Any]:
+    """Its state, and the buffers that it does not save."""
+    return {**dict(model.named_buffers()), **model.state_dict()}
 
 
 def _load_model(model: nn.Module, state: dict[str, Any]) -> None:
-    there = model.state_dict()
+    there = _tensors(model)
     if there.keys() != state.keys():
         different = sorted(there.keys() ^ state.keys())
         raise StateError(f"the model of this worker differs from that of the job in {', '.join(different[:5])}")
@@ -135,11 +162,16 @@ def dismantle(value: Any) -> tuple[str, list[Tensor]]:
             return [plain(item) for item in part]
         if isinstance(part, Mapping):
             return {"dict": [[plain(key), plain(item)] for key, item in part.items()]}
-        raise StateError(
-            f"a {type(part).__name__} cannot be part of the state of a job: use plain values, tensors and arrays"
-        )
+        raise foreign(part)
 
     return json.dumps(plain(value), separators=(",", ":")), tensors
+
+
+def foreign(part: Any) -> StateError:
+    """What is wrong with a value that cannot travel."""
+    return StateError(
+        f"a {type(part).__name__} cannot be part of the state of a job: use plain values, tensors and arrays"
+    )
 
 
 def assemble(skeleton: str, tensors: list[Tensor]) -> Any:

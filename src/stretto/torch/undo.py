@@ -10,14 +10,18 @@ scripts that change parameters by hand. The first batch shows whether a script d
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from stretto.errors import StrettoError
-from stretto.torch.state import Holder, assemble, dismantle
+from stretto.torch.state import Holder, foreign
 from stretto.torch.transfer import marks
+
+Buffers = dict[str, torch.Tensor | None]
+"""Of one module."""
 
 
 class CannotRepeat(StrettoError):
@@ -42,10 +46,17 @@ class Undo:
         self._whole: tuple[str, list[torch.Tensor]] | None = None
         self._noted: _Noted | None = None
         self._parameters: list[torch.nn.Parameter] = []
+        self._tables: list[Buffers] = []
+        self._room: list[torch.Tensor] = []
         self._versions = 0
         self._marks: Any = None
         self._looked = True
         self._changed = False
+
+    def enter(self) -> None:
+        """A loop begins: what the models are made of is looked up once for all its batches."""
+        self._parameters = self.holder.parameters()
+        self._tables = [module._buffers for model in self.holder.models for module in model.modules()]
 
     def begin(self, cursor: tuple[int, ...], *, alone: bool) -> None:
         """A batch begins. Alone nothing can fail: then the script is watched only until it is known."""
@@ -54,13 +65,12 @@ class Undo:
         self._looked = alone and self.habits.by_hand is not None
         if self._looked:
             return
-        self._parameters = self.holder.parameters()
         self._versions = self._count()
         if self.habits.by_hand is None:
             self._marks = marks(self._parameters)
         if alone:
             return
-        self._noted = _Noted(self.holder, self.device)
+        self._noted = _Noted(self.holder, self.device, self._tables, self._room)
         if self.habits.by_hand is not False:
             self._copy(cursor)
 
@@ -106,11 +116,17 @@ class Undo:
 class _Noted:
     """What the body of one batch may change before its step is applied, as it was at the batch's start."""
 
-    def __init__(self, holder: Holder, device: torch.device) -> None:
-        self.holder, self.device = holder, device
+    def __init__(self, holder: Holder, device: torch.device, tables: list[Buffers], room: list[torch.Tensor]) -> None:
+        """`room` is where buffers are copied to, kept from batch to batch."""
+        self.holder, self.device, self.tables = holder, device, tables
         self.random = _random_state(device)
+        now = self._found()
         with torch.no_grad():
-            self.buffers = [[b.clone() for b in model.buffers()] for model in holder.models]
+            if [_like(one) for one in room] != [_like(one) for one in now]:
+                room[:] = [torch.empty_like(one) for one in now]
+            if now:
+                torch._foreach_copy_(room, now)
+        self.buffers = room
         self.helpers = [_copied(helper.state_dict()) for helper in holder.helpers()]
         self.extras = {name: _copied(extra.state_dict()) for name, extra in holder.extras.items()}
         self.groups = [
@@ -121,9 +137,8 @@ class _Noted:
     def put_back(self) -> None:
         """Everything as it was."""
         with torch.no_grad():
-            for model, buffers in zip(self.holder.models, self.buffers, strict=True):
-                for now, before in zip(model.buffers(), buffers, strict=True):
-                    now.copy_(before)
+            for now, before in zip(self._found(), self.buffers, strict=True):
+                now.copy_(before)
         for helper, state in zip(self.holder.helpers(), self.helpers, strict=True):
             helper.load_state_dict(state)
         for name, extra in self.holder.extras.items():
@@ -133,16 +148,33 @@ class _Noted:
                 group.update(values)
         _set_random_state(self.random, self.device)
 
+    def _found(self) -> list[torch.Tensor]:
+        return [buffer for table in self.tables if table for buffer in table.values() if buffer is not None]
+
+
+def _like(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
+
 
 def _own(value: Any) -> Any:
     """A learning rate may be a tensor, which schedulers write to."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    skeleton, tensors = dismantle(state)
-    copied: dict[str, Any] = assemble(skeleton, [tensor.clone() for tensor in tensors])
-    return copied
+def _copied(value: Any) -> Any:
+    """The same value with containers, tensors and arrays of its own."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    for kind in (list, tuple, set, frozenset):
+        if isinstance(value, kind):
+            return kind(_copied(item) for item in value)
+    raise foreign(value)
 
 
 def _random_state(device: torch.device) -> dict[str, Any]:

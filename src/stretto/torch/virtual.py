@@ -12,7 +12,7 @@ import hashlib
 import os
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -45,15 +45,17 @@ def parts(order: Order, step: int, rank: int, size: int, ranks: int) -> Iterator
 class Passes:
     """One batch: the buffers and the random state of every pass."""
 
-    def __init__(self, holder: Holder, reducer: VirtualReducer, ranks: int, seed: int) -> None:
-        self.holder, self.reducer, self.ranks, self.seed = holder, reducer, ranks, seed
+    def __init__(self, holder: Holder, reducer: VirtualReducer, ranks: int) -> None:
+        self.holder, self.reducer, self.ranks = holder, reducer, ranks
+        self.seed = 0
+        """Of the loop under way."""
         self.group: Group | None = None
         self._buffers: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         self._tree: TreeSum | None = None
         self._virtual = -1
 
-    def start(self, group: Group | None, flags: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+    def start(self, group: Group | None, flags: Sequence[float]) -> None:
         """A batch begins."""
         self.group = group if group is not None and group.size > 1 else None
         self.reducer.exchange(self.group, self._shares(), flags)

@@ -20,7 +20,19 @@ import torch
 
 from stretto.runtime.channel import LEASE_OVER, Channel
 from stretto.runtime.member import Evicted, Member
-from stretto.runtime.messages import Broken, Bye, Committed, Evict, Fail, Formed, LoopEnd, Message, Ready, Switch
+from stretto.runtime.messages import (
+    Broken,
+    Bye,
+    Committed,
+    Evict,
+    Fail,
+    Formed,
+    Leaving,
+    LoopEnd,
+    Message,
+    Ready,
+    Switch,
+)
 from stretto.torch.groups import Group, GroupBroken
 from stretto.torch.rendezvous import Store
 from stretto.torch.state import Holder
@@ -93,6 +105,8 @@ class World:
         self._broken: dict[int, GroupBroken] = {}
         self._committed = 0
         self.closed = False
+        self.leaving = False
+        """It was told to end."""
 
     @property
     def rank(self) -> int:
@@ -111,6 +125,11 @@ class World:
         self.channel.close(last)
         self._drop_all()
         self.store.close()
+
+    def ask_to_leave(self) -> None:
+        """May be called at any moment, from a signal handler."""
+        self.leaving = True
+        self.channel.send(self.member.state(Leaving()))
 
     def check_lease(self) -> None:
         """Before anything that counts: others may have been put in the place of a worker that was asleep."""
@@ -227,7 +246,8 @@ class World:
                     before.retire()
             with self.member.changed:
                 self.member.applied, self.member.holds_state = found.applied, True
-            self.channel.send(self.member.state(Formed(generation=switch.generation, applied=found.applied)))
+            fact = Formed(generation=switch.generation, applied=found.applied, loop=found.loop)
+            self.channel.send(self.member.state(fact))
             return found
 
     def _agree(self, group: Group, cursor: Cursor, before: int, planned: bool) -> Cursor:
@@ -238,6 +258,13 @@ class World:
             self.feeders = (0,)
             return cursor if self.member.holds_state else self.restore() or cursor
         counter = Counter(group, self.store.host)
+        try:
+            return self._share_state(group, counter, cursor, before, planned)
+        finally:
+            if self._sending is None:
+                counter.close()
+
+    def _share_state(self, group: Group, counter: Counter, cursor: Cursor, before: int, planned: bool) -> Cursor:
         mine = _Card(self.member.holds_state, cursor, before, self.habits.by_hand, counter.card)
         everybody = [_Card.read(card) for card in group.all_gather_bytes(json.dumps(mine).encode())]
         if not any(card.holds for card in everybody):
@@ -279,7 +306,7 @@ class World:
             self.give_up(why)
         switch = self.member.pending()
         if switch is None:
-            self._go()
+            self.go()
         if self.member.worker not in [peer.worker for peer in switch.members]:
             if self.member.worker in switch.leavers:
                 return self._wait_for_release(switch)
@@ -307,10 +334,10 @@ class World:
             self.give_up(why)
         again = needed()
         if again is None:
-            self._go()
+            self.go()
         return again
 
-    def _go(self) -> NoReturn:
+    def go(self) -> NoReturn:
         """End from inside the loop: nobody needs this worker any more."""
         self.close(Bye(reason="left"))
         raise SystemExit(0)

@@ -1,0 +1,103 @@
+"""The end of a loop, which all reach at the same step; and of the job, well or not."""
+
+from __future__ import annotations
+
+from stretto.control import formation
+from stretto.control.events import Done, Failed
+from stretto.control.roster import Generation, State, Worker
+from stretto.control.turn import Turn
+from stretto.runtime import messages as m
+
+
+def judge_loop(turn: Turn) -> None:
+    """Is everybody at the end of the loop, or has somebody left it alone?"""
+    state, gen = turn.state, turn.state.active
+    if gen is None or not gen.complete:
+        return
+    ended = _at_end(state, gen)
+    going = [w for key in gen.members if (w := state.workers[key]) not in ended and not w.finished]
+    places = {w.at_end.applied for w in ended if w.at_end is not None}
+    if ended and not going and len(places) == 1:
+        _end_loop(turn, gen)
+    elif (ended and not going) or _left_alone(turn, gen, going):
+        fail(turn, _disagreement(ended, going))
+
+
+def _at_end(state: State, gen: Generation) -> list[Worker]:
+    """Members that wait at the end of the loop under way."""
+    members = [state.workers[key] for key in gen.members]
+    return [
+        w
+        for w in members
+        if w.at_end is not None and w.at_end.generation == gen.number and w.at_end.loop == state.loops_done
+    ]
+
+
+def _breakers(state: State, gen: Generation) -> list[Worker]:
+    return [w for w in _at_end(state, gen) if w.at_end is not None and w.at_end.how == "break"]
+
+
+def _end_loop(turn: Turn, gen: Generation) -> None:
+    loop = turn.state.loops_done
+    turn.change(loops_done=loop + 1)
+    turn.journal({"kind": "loops", "done": loop + 1})
+    formation.committed(turn, gen.number)
+    for key in gen.members:
+        turn.update(key, at_end=None)
+        turn.send(key, m.End(loop=loop))
+
+
+def _left_alone(turn: Turn, gen: Generation, going: list[Worker]) -> bool:
+    """Somebody has broken out of the loop, and others are beyond that step or do not follow in time."""
+    breakers = _breakers(turn.state, gen)
+    if not breakers:
+        return False
+    first_s = min(w.at_end_s for w in breakers)
+    if turn.now_s >= first_s + turn.state.settings.formation_s:
+        return all(turn.state.reachable(w.incarnation, turn.now_s) for w in going)
+    steps = [w.at_end.step for w in breakers if w.at_end is not None and w.at_end.step >= 0]
+    return any(w.loop == turn.state.loops_done and steps and w.step > min(steps) for w in going)
+
+
+def _disagreement(ended: list[Worker], going: list[Worker]) -> str:
+    told = [f"{w.name} left it ({w.at_end.how}) after step {w.at_end.applied}" for w in ended if w.at_end is not None]
+    told += [f"{w.name} goes on after step {w.applied}" for w in going]
+    return (
+        f"not all workers left the loop at the same step: {', '.join(told)}; "
+        "call job.stop() to end a loop early: it ends it for all at the same step"
+    )
+
+
+def judge_end(turn: Turn) -> None:
+    """Has everybody finished?"""
+    state, gen = turn.state, turn.state.active
+    if state.failed or gen is None:
+        return
+    members = [state.workers[key] for key in gen.members]
+    if any(w.finished for w in members) and all(w.ended for w in members):
+        turn.change(done=True)
+        turn.journal({"kind": "done"})
+        _tell_who_is_left(turn, m.Release())
+        turn.effects.append(Done())
+
+
+def fail(turn: Turn, reason: str) -> None:
+    """The job has failed: the first reason counts."""
+    if turn.state.over:
+        return
+    turn.change(failed=reason)
+    turn.journal({"kind": "failed", "reason": reason})
+    _tell_who_is_left(turn, m.Fail(text=reason))
+    turn.effects.append(Failed(reason))
+
+
+def _tell_who_is_left(turn: Turn, message: m.Message) -> None:
+    for key, worker in turn.state.workers.items():
+        if not worker.gone:
+            turn.send(key, message)
+
+
+def times_s(state: State) -> list[float]:
+    """When somebody who left a loop has waited long enough for the others."""
+    breakers = _breakers(state, state.active) if state.active else []
+    return [w.at_end_s + state.settings.formation_s for w in breakers]

@@ -1,0 +1,86 @@
+"""The worker's end of the wire, against a coordinator that falls silent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import ServerConnection, serve
+
+from stretto.runtime.channel import LEASE_OVER, Channel
+from stretto.runtime.member import Evicted, Member
+from stretto.runtime.messages import Evict, Heartbeat, Hello, Message, Ready, Welcome, decode, encode
+
+PATIENCE_S = 20.0
+
+
+@contextmanager
+def silence(lease_s: float) -> Iterator[tuple[Member, SimpleQueue[ServerConnection]]]:
+    """A member whose coordinator greets its first connection and then says nothing; all connections, as they come."""
+    came: SimpleQueue[ServerConnection] = SimpleQueue()
+    over = threading.Event()
+
+    def hold(connection: ServerConnection) -> None:
+        came.put(connection)
+        over.wait()
+
+    server = serve(hold, "127.0.0.1", 0)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    member = Member("w", "i", "secret", "h:1")
+    channel = Channel(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", member)
+    opening = threading.Thread(target=channel.open)
+    opening.start()
+    first = came.get(timeout=PATIENCE_S)
+    assert isinstance(said(first), Hello)
+    first.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=0.02, lease_s=lease_s)))
+    opening.join()
+    came.put(first)
+    try:
+        yield member, came
+    finally:
+        over.set()
+        channel.close()
+        server.shutdown()
+        serving.join()
+
+
+def said(connection: ServerConnection) -> Message:
+    return decode(connection.recv(timeout=PATIENCE_S))
+
+
+def until_closed(connection: ServerConnection) -> Iterator[Message]:
+    with suppress(ConnectionClosed):
+        while True:
+            yield said(connection)
+
+
+def test_a_silent_connection_is_kept_until_another_is_welcomed() -> None:
+    with silence(lease_s=PATIENCE_S) as (member, came):
+        first = came.get(timeout=PATIENCE_S)
+        member.state(Ready())
+        second, third = came.get(timeout=PATIENCE_S), came.get(timeout=PATIENCE_S)
+        for other in (second, third):
+            assert isinstance(said(other), Hello)
+            assert said(other) == Ready(), "what holds is said again"
+        for other in (first, second):
+            other.send(b"still there?")
+        third.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=PATIENCE_S, lease_s=PATIENCE_S)))
+        for other in (first, second):
+            assert all(isinstance(message, Heartbeat) for message in until_closed(other))
+        third.send(encode(Evict(reason="enough")))
+        with pytest.raises(Evicted, match="enough"):
+            member.wait(lambda: False, PATIENCE_S)
+
+
+def test_the_end_of_the_lease_is_told_to_whoever_waits_for_a_peer() -> None:
+    heard: SimpleQueue[Message] = SimpleQueue()
+    with silence(lease_s=0.2) as (member, _):
+        member.listeners.append(heard.put)
+        assert heard.get(timeout=PATIENCE_S) == Evict(reason=LEASE_OVER)
+        with pytest.raises(Evicted, match=LEASE_OVER):
+            member.wait(lambda: False, PATIENCE_S)
