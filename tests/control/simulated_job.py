@@ -76,6 +76,10 @@ class Job:
                 for process in self.processes.values():
                     if process.connection == connection:
                         process.from_coordinator.append(message)
+            case c.Drop(connection):
+                for process in self.processes.values():
+                    if process.connection == connection:
+                        self._hang_up(process)
             case c.Refuse(connection, text):
                 assert connection not in [p.connection for p in self.processes.values()], f"refused: {text}"
             case c.Announced(number, members, leavers, planned, why):

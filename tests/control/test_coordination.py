@@ -295,6 +295,7 @@ def test_commands_and_the_end_of_a_job(tmp_path: Path, processes: list[Process])
     process.command(nonsense=1)
     assert "say want, leave, exited or stop" in process.event("refused")["reason"]
     process.command(exited="b")
+    workers[1].drop()
     assert process.event("announced")["members"] == ["a"]
     workers[0].form()
     workers[0].say(m.Bye(reason="finished"))

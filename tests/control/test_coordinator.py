@@ -179,7 +179,7 @@ def test_a_loop_ends_for_all_when_the_last_one_arrives() -> None:
     assert not sent(desk.say("w1", loop_end(9)), m.End)
     assert sent(desk.say("w2", loop_end(9)), m.End) == ["w1", "w2"]
     assert desk.state.loops_done == 1
-    assert {"kind": "loops", "done": 1} in desk.records
+    assert {"kind": "loops", "done": 1, "applied": 9} in desk.records
 
 
 def test_a_repeated_end_of_a_finished_loop_is_answered_again() -> None:

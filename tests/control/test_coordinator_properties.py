@@ -57,6 +57,12 @@ def _slander(job: Job, process: Process, which: int) -> None:
     job.report_broken(process, (_other(job, process, which).name,) if which % 3 else ())
 
 
+def _stall(job: Job, process: Process, which: int) -> None:
+    """The coordinator does not look for a while; then it reads what was said meanwhile."""
+    job.stall(7.0 + which)
+    job.round(0.1)
+
+
 def _set(field: str, value: bool) -> Act:
     return lambda job, process, which: setattr(process, field, value)
 
@@ -89,7 +95,7 @@ ORDINARY: dict[str, Act] = {
     "closed": lambda job, process, which: job.notice_closed(),
     "late": lambda job, process, which: job.arrive_late(),
     "soon": lambda job, process, which: job.advance(0.2),
-    "stall": lambda job, process, which: (job.stall(7.0 + which), job.round(0.1)) and None,
+    "stall": _stall,
     "round": lambda job, process, which: job.round(0.1),
 }
 PLANS: dict[str, Act] = {

@@ -383,7 +383,7 @@ def test_a_newcomer_that_hangs_at_the_switch_is_evicted_in_time() -> None:
 
 
 def test_a_member_that_went_ahead_alone_is_brought_together_with_the_others() -> None:
-    """One waits at the end of a loop for the other, which is in the proposal already and waits there: nobody's fault."""
+    """One waits at the end of a loop for the other, which waits in the proposal already: nobody is to blame."""
     job, (first, second) = start(2)
     job.apply(first), job.apply(second), job.reduce(first), job.apply(first)
     job.loop_steps, job.hasty = len(first.lineage), True

@@ -28,10 +28,10 @@ CASE: dict[str, Any] = {"samples": 240, "size": 24, "epochs": 16, "pause_s": 0.0
 BITWISE: dict[str, Any] = {**CASE, "epochs": 10, "bitwise": True, "per_worker": None}
 """With BatchNorm and dropout, in float32: only bitwise mode makes it independent of size."""
 MODES = {
-    "default": {**CASE, "epochs": 24, "pause_s": 0.012, "linger": 8},
-    "bitwise": {**BITWISE, "epochs": 16, "pause_s": 0.006, "linger": 8},
+    "default": {**CASE, "loops": 2, "epochs": 12, "pause_s": 0.012, "linger": 8},
+    "bitwise": {**BITWISE, "loops": 2, "epochs": 8, "pause_s": 0.006, "linger": 8},
 }
-"""Of the schedules: the second half lingers until no strikes are left, and then hurries."""
+"""Of the schedules: two loops, of which the second lingers until no strikes are left, and then hurries."""
 OPTIONS = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 1.5, "restart_grace_s": 2.0, "formation_s": 5.0}
 TRANSFER_S = 0.3
 """How long a state travels in schedules that strike meanwhile."""

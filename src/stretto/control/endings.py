@@ -18,7 +18,7 @@ def judge_loop(turn: Turn) -> None:
     going = [w for key in gen.members if (w := state.workers[key]) not in ended and not w.finished]
     places = {w.at_end.applied for w in ended if w.at_end is not None}
     if ended and not going and len(places) == 1:
-        _end_loop(turn, gen)
+        _end_loop(turn, gen, places.pop())
     elif (ended and not going) or _left_alone(turn, gen, going):
         fail(turn, _disagreement(ended, going))
 
@@ -37,10 +37,9 @@ def _breakers(state: State, gen: Generation) -> list[Worker]:
     return [w for w in _at_end(state, gen) if w.at_end is not None and w.at_end.how == "break"]
 
 
-def _end_loop(turn: Turn, gen: Generation) -> None:
+def _end_loop(turn: Turn, gen: Generation, applied: int) -> None:
     loop = turn.state.loops_done
-    turn.change(loops_done=loop + 1)
-    turn.journal({"kind": "loops", "done": loop + 1})
+    formation.end_loops(turn, loop + 1, applied)
     formation.committed(turn, gen.number)
     for key in gen.members:
         turn.update(key, at_end=None)

@@ -30,12 +30,18 @@ def formed(turn: Turn, key: str, number: int, applied: int) -> None:
         turn.effects.append(Formed(number, turn.state.names(gen.members), gen.start))
 
 
-def in_loop(turn: Turn, key: str, number: int, loop: int) -> None:
+def in_loop(turn: Turn, key: str, message: m.Formed) -> None:
     """Whoever is in a loop has the ones before behind it: a state that was restored may be of a later loop."""
     gen = turn.state.active
-    if gen is not None and gen.number == number and key in gen.members and loop > turn.state.loops_done:
-        turn.change(loops_done=loop)
-        turn.journal({"kind": "loops", "done": loop})
+    here = gen is not None and gen.number == message.generation and key in gen.members
+    if here and message.loop > turn.state.loops_done:
+        end_loops(turn, message.loop, message.applied)
+
+
+def end_loops(turn: Turn, done: int, applied: int) -> None:
+    """So many loops are over, after so many steps."""
+    turn.change(loops_done=done, loops_applied=applied)
+    turn.journal({"kind": "loops", "done": done, "applied": applied})
 
 
 def entered(turn: Turn, key: str, number: int) -> None:

@@ -88,7 +88,7 @@ def _apply(state: State, record: Record, now_s: float) -> State:
             unexpected=frozenset(record["unexpected"]),
         )
     if kind == "loops":
-        return replace(state, loops_done=record["done"])
+        return replace(state, loops_done=record["done"], loops_applied=record.get("applied", 0))
     if kind == "fingerprint":
         return replace(state, fingerprint=record["fingerprint"], fingerprint_of=record["worker"])
     if kind == "failed":

@@ -17,7 +17,7 @@ def survivors(state: State, gen: Generation, now_s: float) -> list[str] | None:
         return there
     # Leavers that have left but were not released may have to come back, but none while another may hold more.
     concerned = unique(key for g in reversed(state.open) for key in (*g.members, *g.leavers))
-    holders = [w for key in concerned if not (w := state.workers[key]).gone and w.holds_state]
+    holders = [w for key in concerned if not (w := state.workers[key]).gone and state.holds(key)]
     latest = max((w.member_of for w in holders), default=0)
     leavers = [w.incarnation for w in holders if w.member_of == latest and state.usable(w.incarnation, now_s)]
     return next((both for key in leavers if state.sound(both := [*there, key])), None)
@@ -28,7 +28,19 @@ def nobody_left(state: State, now_s: float) -> bool:
     concerned = [state.workers[key] for g in state.open for key in (*g.members, *g.leavers)]
     if not any(g.taken_s is not None for g in state.open) and not any(w.holds_state for w in concerned):
         return True
-    return all(w.ended or (state.reachable(w.incarnation, now_s) and not w.holds_state) for w in concerned)
+    return all(w.ended or (state.reachable(w.incarnation, now_s) and not state.holds(w.incarnation)) for w in concerned)
+
+
+def beginners(state: State, gen: Generation | None, now_s: float) -> list[str] | None:
+    """Who begins where nobody holds state; leavers only if the others cannot without them. None if no list is sound."""
+    inside = [key for key in gen.members if state.usable(key, now_s)] if gen else []
+    stay = [key for key in inside if key not in state.leaving]
+    for chosen in (stay, inside):
+        there = [*chosen, *state.newcomers(now_s)]
+        first = there[: max(state.want, state.settings.min_workers)]
+        if len(there) >= state.settings.min_workers and state.fenced(set(first)):
+            return first
+    return None
 
 
 def target(state: State, gen: Generation, newest: Generation, now_s: float) -> list[str]:

@@ -29,7 +29,7 @@ def received(turn: Turn, connection: int, message: m.Message) -> None:
             _ready(turn, key, message)
         case m.Formed():
             formation.formed(turn, key, message.generation, message.applied)
-            formation.in_loop(turn, key, message.generation, message.loop)
+            formation.in_loop(turn, key, message)
         case m.Committed():
             formation.formed(turn, key, message.generation, message.applied)
             formation.committed(turn, message.generation)
@@ -84,13 +84,12 @@ def _heartbeat(turn: Turn, key: str, beat: m.Heartbeat) -> None:
 
 
 def _loop_end(turn: Turn, key: str, message: m.LoopEnd) -> None:
+    formation.formed(turn, key, message.generation, message.applied)
+    worker = turn.update(key, applied=max(turn.state.workers[key].applied, message.applied))
     if message.loop < turn.state.loops_done:
         turn.send(key, m.End(loop=message.loop))
-        return
-    formation.formed(turn, key, message.generation, message.applied)
-    worker = turn.state.workers[key]
-    if worker.at_end != message:
-        turn.update(key, at_end=message, at_end_s=turn.now_s, applied=max(worker.applied, message.applied))
+    elif worker.at_end != message:
+        turn.update(key, at_end=message, at_end_s=turn.now_s)
 
 
 def _bye(turn: Turn, key: str, message: m.Bye) -> None:

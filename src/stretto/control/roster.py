@@ -120,6 +120,8 @@ class State:
     unexpected: frozenset[str] = frozenset()
     """Names that were told to leave before they said hello."""
     loops_done: int = 0
+    loops_applied: int = 0
+    """Steps applied at the end of the last of them."""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     fingerprint_of: str = ""
     failed: str = ""
@@ -214,10 +216,15 @@ class State:
 
     # What may be done.
 
+    def holds(self, key: str) -> bool:
+        """Holds state from which the job can go on. One that is behind the end of a loop cannot: others are past it."""
+        worker = self.workers[key]
+        return worker.holds_state and worker.applied >= self.loops_applied
+
     def sound(self, members: Iterable[str]) -> bool:
         """Somebody on the list holds state, and no open generation can go on beside it."""
         chosen = set(members)
-        return any(self.workers[key].holds_state for key in chosen) and self.fenced(chosen)
+        return any(self.holds(key) for key in chosen) and self.fenced(chosen)
 
     def fenced(self, chosen: set[str]) -> bool:
         return all(chosen & set(g.members) or any(self.workers[key].ended for key in g.members) for g in self.open)

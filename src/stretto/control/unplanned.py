@@ -5,6 +5,7 @@ from __future__ import annotations
 from stretto.control import lists
 from stretto.control.announcing import announce
 from stretto.control.departures import evict, evict_culprits
+from stretto.control.formation import end_loops
 from stretto.control.roster import Generation, State, unique
 from stretto.control.turn import Turn
 
@@ -81,14 +82,12 @@ def _give_up_lost(turn: Turn, gen: Generation, why: str) -> None:
 def _start(turn: Turn, why: str, attempt: int) -> None:
     """A generation of newcomers only; its leader restores the checkpoint if there is one."""
     state, gen = turn.state, turn.state.active
-    inside = [key for key in gen.members if state.usable(key, turn.now_s)] if gen else []
-    there = [*(key for key in inside if key not in state.leaving), *state.newcomers(turn.now_s)]
-    chosen = there[: max(state.want, state.settings.min_workers)]
-    if len(there) >= state.settings.min_workers and state.fenced(set(chosen)):
-        if gen is not None:
-            _give_up_lost(turn, gen, why)
-        if state.loops_done:
-            # The state that is restored may be of an earlier loop: its members say of which.
-            turn.change(loops_done=0)
-            turn.journal({"kind": "loops", "done": 0})
-        announce(turn, chosen, planned=False, attempt=attempt, why=why)
+    chosen = lists.beginners(state, gen, turn.now_s)
+    if chosen is None:
+        return
+    if gen is not None:
+        _give_up_lost(turn, gen, why)
+    if state.loops_done:
+        # The state that is restored may be of an earlier loop: its members say of which.
+        end_loops(turn, 0, 0)
+    announce(turn, chosen, planned=False, attempt=attempt, why=why)

@@ -1,8 +1,8 @@
 """A small training whose result does not depend on how many workers did it; options are in the variable CASE.
 
-For the faults that a check must find, `mutate` spoils one step in the middle on the worker of rank 0: `drop` and
-`double` leave the last sample of its slice out or feed it twice, where slices are cut, so that the ledger of what was
-fed says so; `silent drop` and `silent double` do the same to the tensors behind the ledger's back.
+For the faults that a check must find, `mutate` spoils one step in the middle of the first loop on the worker of rank 0:
+`drop` and `double` leave the last sample of its slice out or feed it twice, where slices are cut, so that the ledger of
+what was fed says so; `silent drop` and `silent double` do the same to the tensors behind the ledger's back.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ case |= json.loads(os.environ.get("CASE", "{}"))
 folder = Path(os.environ.get("STRETTO_FOLDER", "."))
 name = os.environ.get("STRETTO_WORKER", "alone")
 steps = -(-case["samples"] // case["size"]) * case["epochs"]
+total = steps * case["loops"]
 faulthandler.register(signal.SIGUSR1)  # tells where a schedule that does not end stands
 
 
@@ -52,7 +53,7 @@ def wrong_cuts() -> None:
 
     def wrong(plan: Plan, step: int, place: int, places: int) -> list[Part]:
         parts = right(plan, step, place, places)
-        if place == 0 and step == steps // 2:
+        if place == 0 and step == steps // 2 and plan.loop.seed == 0:
             last = parts[-1]
             spoilt = last.indices[:-1] if case["mutate"] == "drop" else (*last.indices, last.indices[-1])
             parts[-1] = last._replace(indices=spoilt, share=last.share * len(spoilt) / len(last.indices))
@@ -64,7 +65,7 @@ def wrong_cuts() -> None:
 def fed(batch: Any) -> tuple[Tensor, Tensor]:
     """What the model really gets."""
     x, y = batch
-    if job.rank == 0 and batch.step == steps // 2:
+    if job.rank == 0 and job.step == steps // 2:
         if case["mutate"] == "silent drop":
             return x[:-1], y[:-1]
         if case["mutate"] == "silent double":
@@ -75,7 +76,7 @@ def fed(batch: Any) -> tuple[Tensor, Tensor]:
 def pause(place: int) -> None:
     """Stands for the time that a larger model takes, here or there in the body, until the test is in a hurry."""
     if case["pause_s"] and job.step % 3 == place and not (folder / "hurry").exists():
-        time.sleep(case["pause_s"] * (case["linger"] if job.step > steps // 2 else 1))
+        time.sleep(case["pause_s"] * (case["linger"] if job.step > total // 2 else 1))
 
 
 def weights() -> Tensor:
@@ -112,7 +113,7 @@ for loop in range(case["loops"]):
         workers=case["workers"],
     ):
         course[job.step] = float(torch.cat([p.detach().double().reshape(-1) for p in model.parameters()]).norm())
-        if job.step == steps * case["loops"] - 1:
+        if job.step == total - 1:
             (folder / "ending").touch()
         inputs, targets = fed(batch)
         loss = F.cross_entropy(model(inputs), targets)
