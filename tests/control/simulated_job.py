@@ -278,15 +278,18 @@ class Job:
             p.received = (switch.generation, best)
 
     def _check_nothing_lost(self, lineage: tuple[int, ...]) -> None:
-        """A committed step is only undone when everybody who has it is gone, or surely stopped."""
+        """A committed step is only undone when everybody who has it is gone, or surely stopped, or has left and is
+        behind the end of a loop."""
         undone = [k for k, gen in enumerate(self.committed) if k >= len(lineage) or lineage[k] != gen]
         if not undone:
             return
+        ends = [record for record in self.journal if record["kind"] == "loops"]
         for p in self._homes.values():
             has = p.holds and p.lineage[: undone[0] + 1] == self.committed[: undone[0] + 1]
             known = self.state.workers.get(p.incarnation)
             gone = not p.alive or p.out or (known is not None and known.gone)
-            assert not has or gone, f"{p.name} has committed step {undone[0] + 1}, which is done again"
+            behind = p.waiting and len(p.lineage) < max((r.get("applied", 0) for r in ends), default=0)
+            assert not has or gone or behind, f"{p.name} has committed step {undone[0] + 1}, which is done again"
         self.committed = lineage[: undone[0]]
 
     def take_in(self, process: Process) -> None:

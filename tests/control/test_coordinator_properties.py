@@ -135,8 +135,8 @@ def _schedules(kinds: dict[str, Act]) -> st.SearchStrategy[Schedule]:
     return st.lists(step, min_size=10, max_size=80)
 
 
-def _begin(workers: int, *, loops: int = ENDLESS) -> Job:
-    job = Job(Settings(token="secret", want=workers), loops=loops, loop_steps=9)
+def _begin(workers: int, *, min_workers: int = 1, loops: int = ENDLESS) -> Job:
+    job = Job(Settings(token="secret", min_workers=min_workers, want=workers), loops=loops, loop_steps=9)
     job.watch = Rules()
     for _ in range(workers):
         job.spawn()
@@ -206,7 +206,7 @@ def _must_settle(job: Job, *, heal: bool = True) -> None:
 def test_faults_never_fork_the_job_and_it_always_recovers(
     schedule: Schedule, workers: int, heal: bool, hasty: bool
 ) -> None:
-    job = _begin(workers)
+    job = _begin(workers, min_workers=workers)
     job.hasty = hasty
     _play(job, schedule, ALL)
     _must_settle(job, heal=heal)

@@ -509,3 +509,45 @@ def test_when_all_die_steps_of_a_finished_loop_are_done_again_from_the_checkpoin
     job.run(lambda: job.state.done)
     assert again.lineage == (1, 1, 1, 2, 2, 2, 2, 2, 2, 2)
     job.audit()
+
+
+def test_a_leaver_that_is_behind_the_end_of_a_loop_does_not_stand_in() -> None:
+    """Others are past that loop and would not wait for it; its release was lost with the coordinator."""
+    job, (first, second) = start(2)
+    job.loop_steps = len(first.lineage) + 5
+    job.tell(Want(1))
+    job.run(lambda: second.waiting)
+    second.cut_off = True
+    job.run(lambda: job.state.loops_done == 1)
+    job.kill(first)
+    job.restart_coordinator()
+    second.cut_off = False
+    newcomer = job.spawn()
+    job.reap(first)
+    job.run(lambda: job.training(1))
+    assert transcript(job).splitlines()[-2].endswith("3: w3 -w2  (at once: lost w1; nobody who held state is left)")
+    assert set(newcomer.lineage) == {3}
+
+
+def test_a_leaver_in_a_first_generation_that_broke_helps_to_begin_anew() -> None:
+    """Without it on the list nobody could be sure that it does not go on alone."""
+    job = Job(Settings(token="secret"))
+    first = job.spawn()
+    job.drain(first), job.get_ready(first), job.drain(first)
+    job.report_broken(first, ())
+    job.drain(first)
+    job.tell(Want(None, ("w1",)))
+    job.spawn()
+    job.run(lambda: first.out == "released")
+    expect(
+        job,
+        """
+        0.0  1: w1  (at once: the first)
+        0.3  2: w1  (at once: broken; nobody who held state is left)
+        0.4  2 formed
+        0.4  3: w1 w2  (planned: +w2 (want 1))
+        0.7  3 formed
+        0.7  4: w2 -w1  (planned: -w1 (want 1))
+        0.9  4 formed
+        """,
+    )

@@ -35,10 +35,11 @@ def beginners(state: State, gen: Generation | None, now_s: float) -> list[str] |
     """Who begins where nobody holds state; leavers only if the others cannot without them. None if no list is sound."""
     inside = [key for key in gen.members if state.usable(key, now_s)] if gen else []
     stay = [key for key in inside if key not in state.leaving]
+    least = state.settings.min_workers if gen is None else min(state.settings.min_workers, state.want)
     for chosen in (stay, inside):
         there = [*chosen, *state.newcomers(now_s)]
-        first = there[: max(state.want, state.settings.min_workers)]
-        if len(there) >= state.settings.min_workers and state.fenced(set(first)):
+        first = there[: max(state.want, least)]
+        if len(there) >= least and state.fenced(set(first)):
             return first
     return None
 

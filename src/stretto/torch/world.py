@@ -31,6 +31,7 @@ from stretto.runtime.messages import (
     LoopEnd,
     Message,
     Ready,
+    Release,
     Switch,
 )
 from stretto.torch.groups import Group, GroupBroken
@@ -41,6 +42,8 @@ from stretto.torch.undo import Habits
 
 EVICTED_CODE = 75
 """Exit status of a worker that the job goes on without."""
+_LAST_WORD_S, _RELEASED_S = 30.0, 2.0
+"""How long the last word waits for a coordinator that is away."""
 
 
 class Cursor(NamedTuple):
@@ -122,7 +125,8 @@ class World:
     def close(self, last: Bye) -> None:
         """Say the last word and let go of everything."""
         self.closed = True
-        self.channel.close(last)
+        # Who was released has been written off already.
+        self.channel.close(last, _RELEASED_S if self.member.released else _LAST_WORD_S)
         self._drop_all()
         self.store.close()
 
@@ -354,6 +358,9 @@ class World:
                 # It replaces one that this worker was not ready for: nobody can have taken that without it.
                 self._abort_connecting(message.generation)
                 self._connect_in_background(message)
+        elif isinstance(message, Release):
+            # A newcomer may be waiting for those who have just finished.
+            self._abort_connecting(sys.maxsize)
         elif isinstance(message, (Switch, Evict, Fail)):
             self._abort_below(message.generation if isinstance(message, Switch) else sys.maxsize)
 
