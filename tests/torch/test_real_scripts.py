@@ -114,11 +114,12 @@ def test_mixed_precision(tmp_path: Path, warm: ForkServer, per_worker: int | Non
     together(tmp_path, warm, "mixed.py", loops, per_worker=per_worker, stopped={0: 62})
 
 
+@pytest.mark.parametrize("told", [False, True], ids=["range", "epochs"])
 @pytest.mark.parametrize("after", [3, 25], ids=["in the first loop", "in a later loop"])
-def test_a_loop_for_each_epoch(tmp_path: Path, warm: ForkServer, after: int) -> None:
+def test_a_loop_for_each_epoch(tmp_path: Path, warm: ForkServer, after: int, told: bool) -> None:
     """Who comes in a later loop passes over the ones before, and what the script does between is not done twice."""
     loops = {epoch: Loop(samples=240, size=24, seed=epoch) for epoch in range(8)}
-    together(tmp_path, warm, "epochwise.py", loops, after)
+    together(tmp_path, warm, "epochwise.py", loops, after, told=told)
 
 
 @pytest.mark.parametrize("layer", [False, True], ids=["same layers", "one more layer"])
