@@ -80,8 +80,8 @@ class Bench:
         played, failure = Played(), ""
         try:
             played = chaos.trial(run.seed, folder, case, self.expected[run.mode], self.warm)
-        except AssertionError as error:
-            failure = str(error) or repr(error)
+        except Exception as error:  # Whatever goes wrong is the schedule's failure, not the end of the others.
+            failure = f"{type(error).__name__}: {error}"
         outcome = Outcome(run, played, chaos.restores(folder), time.monotonic() - began_s, failure)
         if failure:
             (folder / "failure").write_text(failure)

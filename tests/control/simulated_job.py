@@ -218,7 +218,7 @@ class Job:
         free = not process.holds or (process.broken and self.hasty) or (process.waiting and process.named(newest))
         if newest.planned and not free:
             return
-        process.reduced = None
+        process.reduced = process.received = None
         if process.named(newest):
             self._enter(process, newest)
         else:

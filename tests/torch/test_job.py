@@ -16,7 +16,7 @@ import pytest
 from stretto.backends.local.forkserver import ForkServer
 from stretto.testing import Harness
 
-CASE: dict[str, Any] = {**chaos.CASE, "epochs": 12}
+CASE: dict[str, Any] = {**chaos.CASE, "epochs": 12, "pause_s": 0.012}
 SCRIPTS = Path(__file__).parent / "scripts"
 
 

@@ -27,6 +27,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.last = True
+        self.inside = False
         self.arrived: Callable[[], bool] = lambda: True
         """Whether the gradient of the whole batch is there."""
         self.steps = 0
@@ -36,13 +37,17 @@ class Gate:
 
     def begin(self, first: bool, last: bool) -> None:
         """A pass through the body begins."""
-        self.last = last
+        self.last, self.inside = last, True
         if first:
             self.steps, self.asked = 0, False
 
+    def end(self) -> None:
+        """The last pass is over: outside of a batch everything is let through, whatever became of it."""
+        self.inside = False
+
     @property
     def steps_now(self) -> bool:
-        return self.last and self.arrived()
+        return not self.inside or (self.last and self.arrived())
 
 
 def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], None]) -> None:

@@ -271,6 +271,7 @@ class Job:
                     raise
                 finally:
                     self._in_body = False
+            self.gate.end()
             if plan.size < loop.size:
                 self._check_stepped()
             if self._settle():
@@ -327,6 +328,7 @@ class Job:
                 ) from None
             finally:
                 self._in_body = self._stopping = False
+        self.gate.end()
         self._take_back()
 
     def _comes_late(self, number: int) -> bool:
@@ -600,6 +602,7 @@ class Job:
 
     def _leave_early(self) -> None:
         """The script left the loop: by `break`, or by an exception; which of them, its next call tells."""
+        self.gate.end()
         reducer = self.reducer
         if self.gate.steps and reducer is not None and reducer.failed is None:
             loop, step, applied, over = self.cursor
