@@ -124,6 +124,14 @@ def test_a_process_that_has_ended_is_on_no_list_though_its_last_words_are_awaite
     assert [x.members for x in announced] == [("w1",)]
 
 
+def test_the_end_of_a_process_is_believed_at_once_after_a_restart() -> None:
+    desk = Desk(2)
+    desk.state = replay(desk.records, desk.state.settings)  # type: ignore[arg-type]
+    desk.hello("w1", generation=1)
+    announced = [x for x in desk.tell(e.Exited("w2")) if isinstance(x, e.Announced)]
+    assert [x.members for x in announced] == [("w1",)]
+
+
 def test_numbers_are_never_used_twice_across_restarts() -> None:
     desk = Desk(3)
     desk.close("w3")

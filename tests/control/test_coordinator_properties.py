@@ -157,6 +157,7 @@ def _end_faults(job: Job, *, heal: bool) -> None:
     """Nothing new goes wrong; who is frozen, cut off or partitioned comes back, or never does."""
     job.crash_after = None
     job.start_coordinator()
+    job.beat_s = job.now_s
     for process in job.processes.values():
         process.stuck = False
     if heal:
@@ -257,7 +258,7 @@ def test_a_restart_forgets_nothing_that_was_announced(schedule: Schedule) -> Non
 def _remembered(state: State) -> dict[str, object]:
     return {
         "lists": [(g.number, g.members, g.leavers, g.planned, g.taken_s is not None) for g in state.open],
-        "plain": (state.number, state.want, state.loops_done, state.failed, state.done),
+        "plain": (state.number, state.want, state.loops_done, state.loops_applied, state.failed, state.done),
         "leaving": (state.leaving, state.unexpected),
         "script": (dict(state.fingerprint), state.fingerprint_of),
         "out": {key: (w.out, w.ended, w.finished) for key, w in state.workers.items() if w.gone},

@@ -99,7 +99,7 @@ class Coordination:
         )
         self.port = next(iter(self._server.sockets)).getsockname()[1]
         if self._state.done or self._state.failed:
-            self._finish(Failed(self._state.failed) if self._state.failed else Done())
+            self._carry_out(Failed(self._state.failed) if self._state.failed else Done())
         self._dispatch(Tick())
         return self.port
 

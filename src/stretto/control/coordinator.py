@@ -5,11 +5,12 @@ journalled must be on disk before what follows it is sent. Time is an input; `wa
 
 After every event the same questions are asked of the state, so that no order of events is special:
 
-1. Whose lease has run out?
+1. Whose process has ended, or whose lease?
 2. Is everybody at the end of a loop, or has somebody left it alone? Has everybody finished?
-3. Does the active generation miss somebody, is it broken, or not formed in time? Then an *unplanned* generation of
-   those who are there, at once. If nobody who is there holds state: wait, and only when all that might hold it are
-   confirmed to have ended, begin anew with newcomers (who restore the checkpoint).
+3. Does the active generation miss somebody, is it broken, or not formed in time? Or the proposal that its members
+   have gone into? Then an *unplanned* generation of those who are there, at once. If nobody who is there holds state:
+   wait, and only when all that might hold it are confirmed to have ended, begin anew with newcomers (who restore the
+   checkpoint).
 4. Otherwise: is another membership wanted? Then a *planned* one. A newer proposal replaces one that nobody has formed;
    mere growth waits for the one under way.
 5. Which leavers does nobody need any more?

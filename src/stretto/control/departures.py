@@ -52,7 +52,7 @@ def confirm_ends(turn: Turn) -> None:
     """Of those whose process has ended, once its last word must have been read; and of those whose lease has."""
     for key, worker in turn.state.workers.items():
         lost = turn.now_s >= turn.state.lost_s(worker)
-        if worker.exited and not worker.ended and lost:
+        if worker.exited and not worker.ended and (lost or worker.connection is None):
             gone(turn, key, "its process has ended")
         elif _leased(turn.state, worker) and (worker.out or lost) and turn.now_s >= turn.state.lease_ends_s(worker):
             gone(turn, key, "its lease has run out")

@@ -16,7 +16,7 @@ import random
 import threading
 import time
 
-from websockets.exceptions import InvalidHandshake, WebSocketException
+from websockets.exceptions import InvalidHandshake, InvalidMessage, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from stretto.runtime.member import Evicted, JobFailed, Member
@@ -85,6 +85,9 @@ class Channel:
             try:
                 connection = self._greet()
                 self._listen(connection)
+            except InvalidMessage:
+                # It hung up in the middle of the handshake: it may just have been killed.
+                self._drop(connection)
             except InvalidHandshake as error:
                 self.member.end(NoCoordinator(f"{self.url} does not answer as a coordinator: {error}"))
                 return

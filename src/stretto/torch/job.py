@@ -362,6 +362,11 @@ class Job:
                 self._passed = True
                 return False
             self.cursor = self.world.join(self._fingerprint(number), self.cursor)
+            if self.cursor.loop < number:
+                # All who held state are gone since it passed over those loops: it cannot go back, but another one can.
+                self.world.give_up(
+                    Evicted(f"the job begins again in loop {self.cursor.loop}, which it has passed over")
+                )
             self._open_ledger()
         if number < max(self.world.member.loops_done if self.world is not None else 0, self.cursor.loop):
             return False
