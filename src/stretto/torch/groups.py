@@ -38,6 +38,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from stretto.errors import StrettoError
+from stretto.torch import background
 from stretto.torch.rendezvous import Store, Visitor, unreachable
 
 __all__ = ["Group", "GroupBroken", "Pending", "Store", "connect"]
@@ -148,7 +149,7 @@ class Group:
         deadline = time.monotonic() + timeout_s
         # A thread of its own, because nothing wakes it while it knocks at a host that does not answer.
         name = f"stretto-connect-{self.generation}"
-        threading.Thread(target=self._attempt, args=(deadline,), name=name, daemon=True).start()
+        background.start(name, self._attempt, deadline)
         # The waits of the attempt end at the deadline, with a better cause: they go first.
         if not self._news.wait(timeout_s + 0.1):
             self.failure(GroupBroken(f"generation {self.generation} could not be formed in time"))
@@ -223,15 +224,13 @@ class Group:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
         elif any(held):
             # What Gloo will never finish would hold up whoever takes it apart: not the caller.
-            burial = threading.Thread(target=held.clear, name=f"stretto-close-{self.generation}", daemon=True)
-            burial.start()
-            burial.join(CLOSING_S)
+            background.start(f"stretto-close-{self.generation}", held.clear).join(CLOSING_S)
         if self._visitor is not None:
             self._visitor.close()
 
     def retire(self) -> None:
         """As `close`, without waiting for it."""
-        threading.Thread(target=self.close, name=f"stretto-retire-{self.generation}", daemon=True).start()
+        background.start(f"stretto-retire-{self.generation}", self.close)
 
     def __del__(self) -> None:
         self.close()

@@ -19,7 +19,6 @@ import json
 import secrets
 import socket
 import struct
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stretto.torch import background
 from stretto.torch.groups import Group, GroupBroken
 from stretto.torch.state import Holder
 
@@ -95,8 +95,7 @@ class Sending:
         """The script changed what was being sent."""
         self._failure: Exception | None = None
         self._side = _side_stream(self._tensors)
-        self._thread = threading.Thread(target=self._run, name=f"stretto-state-{group.generation}", daemon=True)
-        self._thread.start()
+        self._thread = background.start(f"stretto-state-{group.generation}", self._run)
 
     def wait(self) -> None:
         """Until it has arrived; raises `GroupBroken` if it has not."""

@@ -34,6 +34,7 @@ from stretto.runtime.messages import (
     Release,
     Switch,
 )
+from stretto.torch import background
 from stretto.torch.groups import Group, GroupBroken
 from stretto.torch.rendezvous import Store
 from stretto.torch.state import Holder
@@ -402,7 +403,7 @@ class World:
             with self.member.changed:
                 self.member.changed.notify_all()
 
-        threading.Thread(target=connect, name=f"stretto-generation-{switch.generation}", daemon=True).start()
+        background.start(f"stretto-generation-{switch.generation}", connect)
 
     def _make_room(self, group: Group) -> None:
         """Before anybody waits for it: memory for the state that is about to arrive."""
