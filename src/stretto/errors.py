@@ -5,7 +5,15 @@ StrettoError                 exit code
 │   └── SpecError            2   a job file that cannot be accepted
 ├── TraceError               2   a trace or cluster file that cannot be read (names the row or job)
 ├── PolicyError              3   a policy raised, or broke one of its invariants (names the job)
-└── MissingExtra             4   a part that needs an optional dependency which is not installed
+├── MissingExtra             4   a part that needs an optional dependency which is not installed
+├── NotFound                 5   no such job, node, token, …
+├── Conflict                 6   it is not in a state in which that can be done; a name that is taken
+├── Denied                   7   no token, a wrong one, or not the right to do that
+├── Unavailable              8   the server cannot be reached, or cannot do it now; try again later
+├── Impossible               9   a job that could never run here
+└── Occupied                10   a port or data directory that somebody else uses
+
+`stretto.store` and `stretto.backends` add their own, with exit codes from 20 on.
 """
 
 from __future__ import annotations
@@ -63,6 +71,36 @@ class PolicyError(StrettoError):
 class MissingExtra(StrettoError):
     code = "missing-extra"
     exit_code = 4
+
+
+class NotFound(StrettoError):
+    code = "not-found"
+    exit_code = 5
+
+
+class Conflict(StrettoError):
+    code = "conflict"
+    exit_code = 6
+
+
+class Denied(StrettoError):
+    code = "denied"
+    exit_code = 7
+
+
+class Unavailable(StrettoError):
+    code = "unavailable"
+    exit_code = 8
+
+
+class Impossible(StrettoError):
+    code = "impossible"
+    exit_code = 9
+
+
+class Occupied(StrettoError):
+    code = "occupied"
+    exit_code = 10
 
 
 def unknown(kind: str, name: str, known: list[str]) -> UsageError:

@@ -29,11 +29,11 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.asyncio.server import Server, serve
 from websockets.exceptions import ConnectionClosed
 
 from stretto.control import journal as journals
@@ -65,8 +65,21 @@ _MAX_BYTES = 2**24
 _REFUSED = 1008
 
 
+class Socket(Protocol):
+    """A WebSocket, whoever accepted it. What is closed raises `ConnectionClosed` or `ConnectionError`."""
+
+    def __aiter__(self) -> AsyncIterator[str | bytes]: ...
+
+    async def send(self, message: str) -> None: ...
+
+    async def close(self, code: int = 1000, reason: str = "") -> None: ...
+
+
 class Coordination:
-    """One job's coordinator, listening. Call its methods from the event loop it was started in."""
+    """One job's coordinator. Call its methods from the event loop it was opened in.
+
+    `start` listens on a port of its own; a server that has one already opens it and hands every socket to `serve`.
+    """
 
     def __init__(
         self,
@@ -85,22 +98,27 @@ class Coordination:
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = self._heard_s = math.inf
         self._stopped = False
+        self._server: Server | None = None
 
-    async def start(self) -> int:
-        """Read the journal, listen, and give the port."""
+    def open(self) -> None:
+        """Read the journal, and be ready to serve."""
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Done | Failed] = self._loop.create_future()
         self._changed = asyncio.Event()
         self._state = journals.replay(journals.read(self._path), self.settings, self._clock())
         self._journal = journals.Journal(self._path)
-        # Heartbeats are our own; a peer that freezes keeps its connection, to learn that it is out when it wakes.
-        self._server: Server = await serve(
-            self._serve, self.host, self.port, ping_interval=None, max_size=_MAX_BYTES, close_timeout=1.0
-        )
-        self.port = next(iter(self._server.sockets)).getsockname()[1]
         if self._state.done or self._state.failed:
             self._carry_out(Failed(self._state.failed) if self._state.failed else Done())
         self._dispatch(Tick())
+
+    async def start(self) -> int:
+        """Open, listen, and give the port."""
+        self.open()
+        # Heartbeats are our own; a peer that freezes keeps its connection, to learn that it is out when it wakes.
+        self._server = await serve(
+            self.serve, self.host, self.port, ping_interval=None, max_size=_MAX_BYTES, close_timeout=1.0
+        )
+        self.port = next(iter(self._server.sockets)).getsockname()[1]
         return self.port
 
     async def stop(self) -> None:
@@ -108,8 +126,11 @@ class Coordination:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        self._server.close()
-        await self._server.wait_closed()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+        for line in list(self._lines.values()):
+            await line.close()
         self._journal.close()
         self._end.cancel()
 
@@ -151,14 +172,15 @@ class Coordination:
         while self._lines:
             await self._changed.wait()
 
-    async def _serve(self, socket: ServerConnection) -> None:
+    async def serve(self, socket: Socket) -> None:
+        """Talk with one worker until it, or we, hang up."""
         self._count += 1
         number = self._count
         line = self._lines[number] = _Line(socket)
         try:
             async for text in socket:
                 self._hear(number, text)
-        except ConnectionClosed:
+        except (ConnectionClosed, ConnectionError):
             pass
         finally:
             del self._lines[number]
@@ -214,7 +236,8 @@ class Coordination:
         except OSError as error:
             # What cannot be remembered must not be announced; the workers train on and wait for the next coordinator.
             self._stopped = True
-            self._server.close()
+            if self._server is not None:
+                self._server.close()
             if not self._end.done():
                 self._end.set_exception(error)
             raise
@@ -248,7 +271,7 @@ class Coordination:
 class _Line:
     """A connection with a queue of its own, so that a peer that does not read holds nobody up."""
 
-    def __init__(self, socket: ServerConnection) -> None:
+    def __init__(self, socket: Socket) -> None:
         self._socket = socket
         self._queue: asyncio.Queue[str | tuple[int, str]] = asyncio.Queue()
         self._task = asyncio.create_task(self._write())
@@ -269,7 +292,7 @@ class _Line:
             await self._task
 
     async def _write(self) -> None:
-        with contextlib.suppress(ConnectionClosed):
+        with contextlib.suppress(ConnectionClosed, ConnectionError):
             while True:
                 item = await self._queue.get()
                 if isinstance(item, tuple):

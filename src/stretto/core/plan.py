@@ -22,6 +22,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
+from stretto.core import services, steps
 from stretto.core.decision import Decision
 from stretto.core.estimate.remaining import expected_steps
 from stretto.core.placement.placing import Cells
@@ -272,13 +273,22 @@ def settle(view: Snapshot, decision: Decision) -> Decision:
     """
     runs = view.workers > 0
     changed = runs & ((decision.workers != view.workers) | ((decision.workers > 0) & (decision.pool != view.pool)))
-    gain = gain_s(view, decision.workers, decision.pool)
+    if not changed.any():
+        return decision
+    gain, left_s = np.zeros(len(view)), np.full(len(view), np.inf)
+    few = services.only(view, changed)
+    gain[changed] = gain_s(few, decision.workers[changed], decision.pool[changed])
+    left_s[changed] = _left_s(few)
     loses = changed & (decision.workers > 0) & ~(gain > view.resize_s)
-    nearly = changed & (_left_s(view) <= view.resize_s)
+    nearly = left_s <= np.where(changed, view.resize_s, -1.0)
+    # Who has another size than it may have by now, because it was scaled, cannot keep it.
+    allowed = (view.workers >= view.min_workers) & (view.workers <= view.max_workers)
+    if view.step is not None:
+        allowed &= steps.possible(view, view.workers) == view.workers
     workers, pool = decision.workers.copy(), decision.pool.copy()
     reason, detail = decision.reason.copy(), decision.detail.copy()
     free = view.capacity - view.used_milli(workers, pool)
-    for j in _kept_first(view, decision, loses | nearly):
+    for j in _kept_first(view, decision, (loses | nearly) & allowed):
         back = np.zeros(len(free), np.int64)
         if workers[j]:
             back[pool[j]] = workers[j] * view.width[j] + view.fixed_milli[j]
@@ -287,7 +297,7 @@ def settle(view: Snapshot, decision: Decision) -> Decision:
             free = free + back
             workers[j], pool[j] = view.workers[j], view.pool[j]
             reason[j] = Reason.NEARLY_DONE if nearly[j] else Reason.NOT_WORTH_RESIZE
-            detail[j] = (_left_s(view)[j], 0.0) if nearly[j] else (gain[j], view.resize_s[j])
+            detail[j] = (left_s[j], 0.0) if nearly[j] else (gain[j], view.resize_s[j])
     return msgspec.structs.replace(decision, workers=workers, pool=pool, reason=reason, detail=detail)
 
 

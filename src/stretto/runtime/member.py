@@ -51,6 +51,8 @@ class Member:
         self.holds_state = False
         self.loop, self.step = 0, 0
         self.metrics: dict[str, float] = {}
+        self.total = 0
+        """Steps of the job as far as its script has said; 0: not known."""
         self.welcome: Welcome | None = None
         self.loops_done = 0
         self.newest: Switch | None = None
@@ -92,6 +94,7 @@ class Member:
                 step=self.step,
                 applied=self.applied,
                 metrics=dict(self.metrics),
+                total=self.total,
             )
 
     def hear(self, message: Message) -> None:

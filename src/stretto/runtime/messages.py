@@ -88,6 +88,8 @@ class Heartbeat(Message):
     """The step under way in that loop."""
     applied: int
     metrics: dict[str, float] = field(default_factory=dict)
+    total: int = 0
+    """Steps of the job, those done included, as far as its script has said; 0: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

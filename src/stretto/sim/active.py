@@ -166,6 +166,10 @@ class Active:
         self._charge(at, starts, resizes, stops, now_s)
         self._refresh_rates(at)
 
+    def refresh(self) -> None:
+        """Let everybody go on from the workers that were put in from outside."""
+        self._refresh_rates(np.flatnonzero(self.workers))
+
     def lose(self, node: int, now_s: float) -> BoolArray:
         """Whoever had workers on this node has lost them, with less than its minimum all of them; these jobs."""
         lost = self.placed[:, node]

@@ -23,6 +23,8 @@ from stretto.spec.units import Cpu, Duration, Gpu, Memory
 
 MOST_WORKERS = 100_000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
+_MOST_LABELS, _LONGEST_LABEL = 64, 255
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -76,6 +78,21 @@ def _scalars(value: Any) -> Any:
     return value
 
 
+def _labels(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("is not a set of labels; write key: value, one to a line")
+    if len(value) > _MOST_LABELS:
+        raise ValueError(f"has {len(value)} labels; at most {_MOST_LABELS} are kept")
+    checked: dict[str, str] = {}
+    for key, text in value.items():
+        if not isinstance(key, str) or not _LABEL.fullmatch(key):
+            raise ValueError(f"{key!r} is not a label; use up to 63 letters, digits, '-', '_', '.' and '/'")
+        if not isinstance(text, str | int | float | bool) or len(str(text)) > _LONGEST_LABEL:
+            raise ValueError(f"the value of {key} is not a text of at most {_LONGEST_LABEL} characters")
+        checked[key] = _no_nul(str(text).lower() if isinstance(text, bool) else str(text))
+    return checked
+
+
 def _address(value: str) -> str:
     if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
         raise ValueError(f"{value!r} is not a web address; it must begin with https:// or http://")
@@ -104,6 +121,11 @@ Command = Annotated[
 Variables = Annotated[
     dict[str, str],
     BeforeValidator(_variables),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
+]
+Labels = Annotated[
+    dict[str, str],
+    BeforeValidator(_labels),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
 ]
 Scalars = Annotated[
@@ -206,8 +228,8 @@ class Service(_Strict):
 class Checkpoint(_Strict):
     """Where and how often state is saved."""
 
-    dir: Text | None = Field(default=None, min_length=1)
-    every: Duration = 300.0
+    dir: Text | None = Field(default=None, min_length=1, description="The job's own folder if not given.")
+    every: Duration = 60.0
     keep: int = Field(default=3, ge=1, le=1000, strict=True, description="How many are kept.")
 
 
@@ -257,6 +279,7 @@ class JobFile(_Strict):
     checkpoint: Checkpoint = Checkpoint()
     consistency: Literal["default", "bitwise"] = "default"
     hyperparameters: Scalars = Field(default={}, description="What its length depends on: epochs, batch size, model …")
+    labels: Labels = Field(default={}, description="Words to find it by: key: value.")
     notify: Addresses = Field(default=(), description="Web addresses that are told about its events.")
 
     @model_validator(mode="before")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stretto.torch.world import Cursor
 
 EVERY_S = 60.0
+KEEP = 3
 _SKELETON = "skeleton"
 _HINT = "give a file that job.save() wrote"
 
@@ -32,8 +33,8 @@ _HINT = "give a file that job.save() wrote"
 class Checkpoints:
     """Of one worker; only the leader of a generation writes."""
 
-    def __init__(self, folder: Path, holder: Holder, every_s: float = EVERY_S) -> None:
-        self.folder, self.holder, self.every_s = folder, holder, every_s
+    def __init__(self, folder: Path, holder: Holder, every_s: float = EVERY_S, keep: int = KEEP) -> None:
+        self.folder, self.holder, self.every_s, self.keep = folder, holder, every_s, keep
         self._saver: AsyncSaver | None = None
         self._due_s = time.monotonic() + every_s
         self._taken: tuple[Cursor, int, str, list[Tensor]] | None = None
@@ -65,7 +66,7 @@ class Checkpoints:
 
         if not self.folder.is_dir():
             return None
-        store = Store(self.folder)
+        store = Store(self.folder, self.keep)
         store.fence(generation)
         latest = store.latest()
         for rejected in latest.rejected:
@@ -86,7 +87,7 @@ class Checkpoints:
 
     def _write(self, cursor: Cursor, generation: int, skeleton: str, tensors: list[Tensor]) -> None:
         if self._saver is None:
-            self._saver = AsyncSaver(Store(self.folder))
+            self._saver = AsyncSaver(Store(self.folder, self.keep))
         with _not_fatal():
             self._saver.save(
                 cursor.applied,

@@ -35,7 +35,7 @@ from stretto.torch import gate as gates
 from stretto.torch import plan as plans
 from stretto.torch import virtual
 from stretto.torch.bitwise import VirtualReducer
-from stretto.torch.checkpoints import EVERY_S, Checkpoints
+from stretto.torch.checkpoints import EVERY_S, KEEP, Checkpoints
 from stretto.torch.data import Batch, Part, Reader
 from stretto.torch.gate import Gate
 from stretto.torch.groups import GroupBroken
@@ -80,9 +80,13 @@ class Job:
         self.checkpoints = None
         if folder is not None:
             every_s = float(os.environ.get("STRETTO_CHECKPOINT_S", EVERY_S))
-            self.checkpoints = Checkpoints(folder / "checkpoints", holder, every_s)
+            where = os.environ.get("STRETTO_CHECKPOINT_DIR") or folder / "checkpoints"
+            keep = int(os.environ.get("STRETTO_CHECKPOINT_KEEP", KEEP))
+            self.checkpoints = Checkpoints(Path(where), holder, every_s, keep)
         self._ledger: Ledger | None = None
         self._loops = 0
+        self._loops_to_come = 0
+        """After the one under way, as far as the script said so."""
         self._inside = False
         self._in_body = False
         self._passed = False
@@ -199,8 +203,10 @@ class Job:
             first = min((max(told, self.cursor.loop) - before) // loops, count - 1)
             if first > epoch:
                 epoch, self._loops = first, before + first * loops
+            self._loops_to_come = (count - epoch) * loops
             yield epoch
             epoch += 1
+        self._loops_to_come = 0
 
     def batches(
         self,
@@ -373,8 +379,12 @@ class Job:
         if self.cursor.loop < number:
             self.cursor = Cursor(number, 0, self.cursor.applied)
         self.holder.arrive()
+        self._loops_to_come = max(0, self._loops_to_come - 1)
         if self.world is None:
             return True
+        done = self.cursor.applied - self.cursor.step
+        with self.world.member.changed:
+            self.world.member.total = done + loop.total_steps * (1 + self._loops_to_come)
         if loop.size < self.size or 0 < self.virtual_ranks < self.size:
             least = min(loop.size, self.virtual_ranks or loop.size)
             raise TrainingError(

@@ -1,0 +1,112 @@
+"""A job as the control plane knows it: what was asked for, and what became of it so far.
+
+Frozen values; times are seconds since 1970 and come from outside. A `Job` is what its events make of it
+(`lifecycle.apply`), nothing else: the store keeps it beside them so that nobody has to read them all.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+Phase: TypeAlias = Literal["queued", "running", "suspended", "succeeded", "failed", "cancelled"]
+"""`running`: it has workers. `queued`: it has none and wants some."""
+Wish: TypeAlias = Literal["run", "suspend", "cancel"]
+Level: TypeAlias = Literal["elastic", "restart", "rigid", "service"]
+
+ENDED: frozenset[Phase] = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class Seat(msgspec.Struct, frozen=True, order=True):
+    """A place for one worker: the node's name, and which of its devices."""
+
+    node: str
+    devices: tuple[int, ...] = ()
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that was launched and has not been seen to end."""
+
+    name: str
+    launch: str
+    seat: Seat
+    launched_s: float
+    member: int = 0
+    """Its place in a group that is started together, or a replica's port."""
+    pid: int = 0
+    """Once it has one."""
+    leaving: str = ""
+    """Why it was asked to end; empty while it was not."""
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """What the submitter's surroundings contribute."""
+
+    cwd: str
+    """Absolute: what a relative `workdir` is relative to."""
+    env: dict[str, str] = {}
+    """Variables taken over from where it was submitted; those of the job file come on top."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    """Ascending in order of submission; its id."""
+    name: str
+    user: str
+    submitted_s: float
+    spec: dict[str, Any]
+    """The job file, as it was accepted."""
+    context: Context
+    level: Level
+    width_milli: int = 1000
+    """Milli-GPU per worker."""
+    min_workers: int = 1
+    """As asked for, or as scaled later."""
+    max_workers: int = 1
+    secret: str = ""
+    """What its workers prove themselves with."""
+
+    phase: Phase = "queued"
+    wish: Wish = "run"
+    message: str = ""
+    """The last thing that a person should know: why it failed, why it is tried again."""
+    exit_code: int | None = None
+    workers: tuple[Worker, ...] = ()
+    node: str = ""
+    """Where it was asked to move to; empty: anywhere."""
+    launches: int = 0
+    """So many workers were ever launched."""
+    failures: int = 0
+    """Machine faults since it last made progress."""
+    not_before_s: float = 0.0
+    """Not started again before."""
+    started_s: float | None = None
+    ended_s: float | None = None
+    changed_s: float = 0.0
+    """When the number of its workers changed last; at first, its submission."""
+    ran_s: float = 0.0
+    """Time with workers, waiting time and device-seconds, up to `changed_s`."""
+    waited_s: float = 0.0
+    device_s: float = 0.0
+    starts: int = 0
+    """From no worker to some."""
+    resizes: int = 0
+    preemptions: int = 0
+    """From some to none though it wished to run."""
+    migrations: int = 0
+    steps: int = 0
+    """Committed, as last recorded."""
+    total_steps: int | None = None
+    metrics: dict[str, float] = {}
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ENDED
+
+    @property
+    def id(self) -> str:
+        return str(self.number)
+
+    def worker(self, name: str) -> Worker | None:
+        return next((worker for worker in self.workers if worker.name == name), None)

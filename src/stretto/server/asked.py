@@ -1,0 +1,87 @@
+"""From a job file to what runs: the command, the variables, the request."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+
+from stretto.core.request import JobRequest
+from stretto.jobs.model import Job, Level
+from stretto.spec.model import JobFile
+
+_SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~{}!\n]|^\s*\w+=")
+"""What only a shell understands."""
+
+_BUILTIN = frozenset(
+    {
+        ".",
+        ":",
+        "cd",
+        "eval",
+        "exec",
+        "exit",
+        "export",
+        "read",
+        "set",
+        "shift",
+        "source",
+        "trap",
+        "ulimit",
+        "umask",
+        "wait",
+    }
+)
+
+_BASE = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
+    *("VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "XDG_CACHE_HOME"),
+)
+"""Variables that a job has from the server where it does not bring them along."""
+
+
+def level_of(file: JobFile) -> Level:
+    return "service" if file.is_service else file.request().level
+
+
+def request_of(job: Job, file: JobFile) -> JobRequest:
+    """What it asks for now: scaling changes the sizes of the job file."""
+    import msgspec
+
+    asked = file.request(job.name)
+    low, high = job.min_workers, job.max_workers
+    return msgspec.structs.replace(
+        asked, min_workers=low, max_workers=high, requested=min(max(asked.requested, low), high)
+    )
+
+
+def argv(command: str | tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
+    """A program and its arguments: a line that needs no shell gets none, so that it can be a fork of a warm
+    interpreter."""
+    if isinstance(command, str):
+        words = [] if _SHELL.search(command) else _split(command)
+        command = ("/bin/sh", "-c", command) if not words or words[0] in _BUILTIN else tuple(words)
+    if command[0] in ("python", "python3") and shutil.which(command[0], path=env.get("PATH", os.defpath)) is None:
+        return (sys.executable, *command[1:])
+    return command
+
+
+def _split(line: str) -> list[str]:
+    """Its words; none if the quotes are not closed: the shell will say so."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return []
+
+
+def environment(job: Job, file: JobFile, server: Mapping[str, str]) -> dict[str, str]:
+    """The variables of its workers, without what depends on the worker."""
+    base = {name: server[name] for name in _BASE if name in server}
+    return {"PYTHONUNBUFFERED": "1", **base, **job.context.env, **file.env, "STRETTO_JOB": job.id}
+
+
+def workdir(job: Job, file: JobFile) -> str:
+    return os.path.normpath(os.path.join(job.context.cwd, os.path.expanduser(file.workdir)))

@@ -1,0 +1,202 @@
+"""All jobs that have not ended, in memory, and the one way to change them.
+
+An event is applied to the job at once and handed to the store, which keeps the order; whoever must not go on before it
+is durable waits for what `record` returns. While the store cannot write (disk full, database away) nothing is accepted
+and nothing is launched, what happens anyway is kept and written when it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stretto.core.request import JobRequest
+from stretto.jobs import events as e
+from stretto.jobs import lifecycle
+from stretto.jobs.model import Job, Seat
+from stretto.server.asked import request_of
+from stretto.spec.model import JobFile
+from stretto.store import Entry, Refused, Store, StoreError
+
+_AGAIN_S = 1.0
+
+
+@dataclass
+class Progress:
+    """How far a job has come, as its workers said last."""
+
+    steps: int = 0
+    total: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    rate: float = 0.0
+    """Steps per second, lately."""
+    recorded_s: float = 0.0
+    """When it was last made an event."""
+
+
+class Reasoned(Protocol):
+    """A stable name, and a sentence."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Said:
+    name: str
+    text: str
+
+
+_NEW = Said("new", "was accepted just now")
+
+
+@dataclass
+class Active:
+    """A job and what is known of it beyond its events. The loop owns `target`, `pool` and `ground`."""
+
+    job: Job
+    file: JobFile
+    request: JobRequest
+    target: tuple[Seat, ...] = ()
+    """The seats it should have."""
+    pool: int = -1
+    ground: Reasoned = _NEW
+    """Why it has this size."""
+    wanted: int = 0
+    """For a service: the replicas that its load asks for."""
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def number(self) -> int:
+        return self.job.number
+
+
+class Listener(Protocol):
+    def __call__(self, recorded: e.Recorded, job: Job | None) -> None: ...
+
+
+class Book:
+    """Owned by the event loop; nothing here blocks."""
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self.store, self.clock = store, clock
+        self.jobs: dict[int, Active] = {}
+        self.names: dict[str, int] = {}
+        self.listeners: list[Listener] = []
+        """Told of every event once it is durable, in order."""
+        self.trouble = ""
+        """Why the store cannot write at the moment."""
+        self._waiting: list[tuple[list[Entry], asyncio.Future[None]]] = []
+        self._pump: asyncio.Task[None] | None = None
+
+    def load(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._enter(job, JobFile.model_validate(job.spec))
+
+    def active(self, number: int) -> Active | None:
+        return self.jobs.get(number)
+
+    def __iter__(self) -> Iterator[Active]:
+        return iter(list(self.jobs.values()))
+
+    async def submit(self, job: Job, file: JobFile, key: str, digest: str) -> Active:
+        """Take a job in. Raises `StoreError`, and then nothing was accepted."""
+        event = e.Submitted(job=job, key=key, digest=digest)
+        entry = Entry(job.submitted_s, event, job)
+        # Its name is taken from now on; nobody sees it before it is durable.
+        self.names[job.name] = job.number
+        try:
+            seqs = await asyncio.wrap_future(self.store.append([entry]))
+        except BaseException:
+            if self.names.get(job.name) == job.number:
+                del self.names[job.name]
+            raise
+        active = self._enter(job, file)
+        self._tell([entry], seqs)
+        return active
+
+    def record(self, number: int, *events: e.Event) -> asyncio.Future[None]:
+        """Apply the events now; the future is done when they are durable."""
+        now_s = self.clock()
+        active = self.jobs[number]
+        entries = []
+        for event in events:
+            active.job = lifecycle.apply(active.job, event, now_s)
+            entries.append(Entry(now_s, event, active.job))
+        if any(isinstance(event, e.Scaled) for event in events):
+            active.request = request_of(active.job, active.file)
+        if active.job.ended:
+            del self.jobs[number]
+            if self.names.get(active.job.name) == number:
+                del self.names[active.job.name]
+        return self._write(entries)
+
+    def note(self, what: str, by: str = "", **data: object) -> asyncio.Future[None]:
+        """Something that concerns no job."""
+        return self._write([Entry(self.clock(), e.Noted(what=what, by=by, data=data), None)])
+
+    async def settled(self) -> None:
+        """Everything that was recorded is durable."""
+        while self._waiting:
+            with contextlib.suppress(Exception):
+                await asyncio.wait([future for _, future in self._waiting])
+
+    async def close(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._pump
+
+    def _enter(self, job: Job, file: JobFile) -> Active:
+        active = self.jobs[job.number] = Active(job, file, request_of(job, file))
+        active.progress.steps, active.progress.total = job.steps, job.total_steps
+        active.progress.metrics = dict(job.metrics)
+        active.target = tuple(sorted(worker.seat for worker in job.workers if not worker.leaving))
+        self.names[job.name] = job.number
+        return active
+
+    def _write(self, entries: list[Entry]) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((entries, future))
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._write_all())
+        return future
+
+    async def _write_all(self) -> None:
+        """Everything that waits goes to the store together, again and again until it is there."""
+        while self._waiting:
+            batch = self._waiting[:]
+            entries = [entry for some, _ in batch for entry in some]
+            try:
+                seqs = await asyncio.wrap_future(self.store.append(entries))
+            except Refused as error:
+                # What is in memory and what is written do not agree: only a restart, from what is written, helps.
+                self.trouble = f"{error.message}; restart the server"
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                        future.exception()
+                raise
+            except StoreError as error:
+                self.trouble = str(error)
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            self.trouble = ""
+            del self._waiting[: len(batch)]
+            self._tell(entries, seqs)
+            for _, future in batch:
+                if not future.done():
+                    future.set_result(None)
+
+    def _tell(self, entries: Sequence[Entry], seqs: Sequence[int]) -> None:
+        for seq, entry in zip(seqs, entries, strict=True):
+            number = entry.job.number if entry.job is not None else None
+            recorded = e.Recorded(seq=seq, at_s=entry.at_s, job=number, event=entry.event)
+            for listener in self.listeners:
+                listener(recorded, entry.job)

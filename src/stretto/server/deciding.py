@@ -1,0 +1,117 @@
+"""One decision: a snapshot in, seats for every job out, each with its reason. Pure.
+
+1. The policy says how many workers each job gets; what it must not say is an error and changes nothing.
+2. Resizes that do not pay are dropped (`core.plan.settle`).
+3. The placement says on which nodes; whoever does not fit gets fewer, and is told so.
+4. Devices: who has a seat keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from stretto.core import invariants, placement, plan, reasons, steps
+from stretto.core.decision import Decision, Memory
+from stretto.core.placement import devices
+from stretto.core.policy import Policy, fail
+from stretto.core.snapshot import GPU, IntArray, Snapshot
+from stretto.errors import MissingExtra, StrettoError
+from stretto.jobs.model import Seat
+
+
+class Ground(NamedTuple):
+    """Why a job has the workers it has: a code of `core.reasons` and the two numbers that decided."""
+
+    code: int
+    first: float = 0.0
+    second: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return reasons.name(self.code)
+
+    @property
+    def text(self) -> str:
+        return reasons.explain(self.code, self.first, self.second)
+
+
+class Verdict(NamedTuple):
+    """What one job should have from now on."""
+
+    seats: tuple[Seat, ...]
+    pool: int
+    ground: Ground
+    rejected: bool = False
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    verdicts: dict[int, Verdict]
+    """By job number."""
+    memory: Memory
+    wake_s: float
+
+
+def decide(policy: Policy, memory: Memory, place: str, view: Snapshot, held: Mapping[int, Sequence[Seat]]) -> Outcome:
+    """`held` are the seats that jobs have now, by job number. Raises `PolicyError` and the like."""
+    if not len(view):
+        return Outcome({}, memory, math.inf)
+    decision = _ask(policy, memory, view)
+    decision = plan.settle(view, decision)
+    if decision.nodes is not None:
+        placed = decision.nodes
+    else:
+        placed = steps.trimmed(view, placement.load(place)(view, decision.workers, decision.pool))
+    seats = _seats(view, placed, decision.pool, held)
+    free = float(view.capacity.sum() - (placed.sum(axis=1) * view.width).sum()) / GPU
+    turned_away = np.zeros(len(view), np.bool_) if decision.rejected is None else decision.rejected
+    columns = (view.job, placed.sum(axis=1), decision.workers, decision.pool, decision.reason, turned_away)
+    verdicts: dict[int, Verdict] = {}
+    for (first, second), number, got, wish, pool, code, gone in zip(
+        decision.detail.tolist(), *(column.tolist() for column in columns), strict=True
+    ):
+        ground = Ground(code, first, second) if got == wish else Ground(*reasons.fragmented(wish, got, free))
+        verdicts[number] = Verdict(seats.get(number, ()), pool, ground, gone)
+    return Outcome(verdicts, decision.memory, decision.wake_s)
+
+
+def _ask(policy: Policy, memory: Memory, view: Snapshot) -> Decision:
+    try:
+        decision = policy.decide(view, memory)
+        invariants.check(policy, view, decision)
+    except StrettoError:
+        raise
+    except ModuleNotFoundError as error:
+        hint = f"pip install {error.name}, or 'stretto[sim]' for all that our own policies use"
+        raise MissingExtra(f"policy {policy.name!r} needs {error.name}", hint=hint) from error
+    except Exception as error:
+        raise fail(policy.name, f"raised {type(error).__name__}: {error}") from error
+    return decision
+
+
+def _seats(
+    view: Snapshot, placed: IntArray, pool: IntArray, held: Mapping[int, Sequence[Seat]]
+) -> dict[int, tuple[Seat, ...]]:
+    """Devices of every placed worker, by job number."""
+    at = {name: i for i, name in enumerate(view.nodes.name)}
+    row = {number: j for j, number in enumerate(view.job.tolist())}
+    taken = []
+    for number, seats in held.items():
+        if number not in row:
+            continue
+        j = row[number]
+        shared = 0 < int(view.width[j]) < GPU
+        for seat in seats:
+            if seat.node in at:
+                milli = int(view.width[j]) if shared else (GPU if seat.devices else 0)
+                mib = -(-int(view.demand[j, 2]) // max(len(seat.devices), 1))
+                taken.append(devices.Seat(at[seat.node], number, False, seat.devices, milli, mib))
+    found: dict[int, list[Seat]] = {}
+    for one in devices.assign(view, placed, np.where(pool < 0, 0, pool), taken):
+        if not one.role:
+            found.setdefault(one.job, []).append(Seat(view.nodes.name[one.node], one.devices))
+    return {number: tuple(some) for number, some in found.items()}

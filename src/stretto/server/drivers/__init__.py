@@ -1,0 +1,20 @@
+"""How jobs of each level are driven. This table is the one list of levels."""
+
+from __future__ import annotations
+
+from stretto.jobs.model import Level
+from stretto.server.book import Active
+from stretto.server.drivers.base import Driver, Surroundings
+from stretto.server.drivers.elastic import ElasticDriver
+from stretto.server.drivers.group import GroupDriver
+
+DRIVERS: dict[Level, type[Driver]] = {
+    "elastic": ElasticDriver,
+    "restart": GroupDriver,
+    "rigid": GroupDriver,
+}
+
+
+def driver_for(active: Active, surroundings: Surroundings) -> Driver:
+    """Somebody who drives this job, from wherever it is now."""
+    return DRIVERS[active.job.level](active, surroundings)

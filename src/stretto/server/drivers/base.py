@@ -1,0 +1,112 @@
+"""What the loop asks of whoever drives a job.
+
+A driver knows how the workers of one job find each other and what their ends mean. It launches and ends nothing: it
+answers the loop, and calls `changed` when its answers have changed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from stretto.backends.protocol import Exit
+from stretto.jobs.model import Phase, Seat, Worker
+from stretto.server.book import Active
+from stretto.server.estimates import Estimates
+
+
+@dataclass(frozen=True)
+class End:
+    """The job is over, once its last worker has ended."""
+
+    phase: Phase
+    message: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The machine failed a worker; the job may be tried again."""
+
+    text: str
+
+
+Judgement: TypeAlias = End | Fault | None
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What drivers need of the server."""
+
+    folder: Path
+    """Of all jobs; each has its own below."""
+    url: Callable[[], str]
+    """Where workers reach us: `ws://host:port`."""
+    changed: Callable[[int], None]
+    """Tells the loop that the answers of a job's driver have changed."""
+    progressed: Callable[[int], None]
+    """Tells the loop that a job has come further."""
+    estimates: Estimates
+    pools: Callable[[], tuple[str, ...]]
+    clock: Callable[[], float]
+
+
+class Driver(ABC):
+    def __init__(self, active: Active, surroundings: Surroundings) -> None:
+        self.active, self.around = active, surroundings
+        self.folder = surroundings.folder / active.job.id
+        self.longest_pause_s = 0.0
+        """The longest time without a step since somebody last set this to 0."""
+        self.end: End | None = None
+        """How the job ends, once that is known: then nothing is started any more."""
+
+    def prepare(self, size: int) -> None:
+        """So many workers are about to be launched."""
+        return
+
+    @property
+    @abstractmethod
+    def joined(self) -> frozenset[str]:
+        """Workers that take part."""
+
+    @property
+    def ending(self) -> bool:
+        """Whether its workers end by themselves."""
+        return self.end is not None
+
+    @property
+    def failing(self) -> bool:
+        """Whether those that still run must be ended, because others have failed."""
+        return self.end is not None and self.end.phase == "failed"
+
+    @abstractmethod
+    def environment(self, worker: str, seat: Seat, member: int, size: int) -> dict[str, str]:
+        """Variables for one worker."""
+
+    def resize(self, size: int, leavers: Sequence[str]) -> Sequence[str]:
+        """So many should take part; those named leave. Gives back who must be told by a signal."""
+        return leavers
+
+    @abstractmethod
+    def exited(self, worker: Worker, exit: Exit, left: int) -> Judgement:
+        """A worker has ended, so many are left. Says what that means, as far as it is known by now."""
+
+    async def close(self) -> None:
+        """Let go, without ending anything."""
+        return
+
+
+def describe(worker: Worker, exit: Exit) -> str:
+    """One clause about an end."""
+    if exit.how == "exited":
+        text = f"{worker.name} ended with exit code {exit.status}"
+    elif exit.how == "signalled":
+        text = f"{worker.name} was ended by signal {exit.status}"
+    elif exit.how == "lost":
+        text = f"{worker.name} was lost"
+    else:
+        text = f"{worker.name} could not be started"
+    return f"{text}: {exit.text}" if exit.text else text

@@ -1,0 +1,164 @@
+"""Elastic jobs: workers meet at a coordinator, which lives in this process and outlives it in its journal.
+
+The end is known from two sides: the coordinator hears how scripts end, the backend sees how processes do. A script that
+never joins is a plain program: its exit code is all there is.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+from stretto.backends.protocol import Exit
+from stretto.control.coordination import Coordination
+from stretto.control.events import Done, Effect, Evicted, Failed, Formed, Progress
+from stretto.control.roster import Settings, State
+from stretto.jobs.model import Seat, Worker
+from stretto.server.asked import workdir
+from stretto.server.book import Active
+from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe
+
+EVICTED_CODE = 75
+_MEASURE_S = 1.0
+"""Speed is taken over at least so long a time."""
+
+
+class ElasticDriver(Driver):
+    def __init__(self, active: Active, surroundings: Surroundings) -> None:
+        super().__init__(active, surroundings)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        job, asked = active.job, active.request
+        self.coordination = Coordination(
+            Settings(token=job.secret, min_workers=asked.min_workers, want=max(1, len(active.target))),
+            self.folder / "journal",
+            watch=self._watch,
+        )
+        self.coordination.open()
+        self._mark: tuple[int, int, float] | None = None
+        self._committed = (0, surroundings.clock())
+        self._failed_exit: tuple[Worker, Exit] | None = None
+
+    @property
+    def state(self) -> State:
+        return self.coordination.state
+
+    @property
+    def joined(self) -> frozenset[str]:
+        gen = self.state.active
+        if gen is None or not gen.formed:
+            return frozenset()
+        return frozenset(self.state.names(gen.formed))
+
+    @property
+    def ending(self) -> bool:
+        return self.end is not None or self.state.over or any(w.finished for w in self.state.workers.values())
+
+    def environment(self, worker: str, seat: Seat, member: int, size: int) -> dict[str, str]:
+        job, file = self.active.job, self.active.file
+        return {
+            "STRETTO_COORDINATOR": f"{self.around.url()}/v1/jobs/{job.id}/join",
+            "STRETTO_TOKEN": job.secret,
+            "STRETTO_WORKER": worker,
+            "STRETTO_FOLDER": str(self.folder),
+            "STRETTO_CONSISTENCY": file.consistency,
+            "STRETTO_CHECKPOINT_S": f"{file.checkpoint.every:g}",
+            "STRETTO_CHECKPOINT_KEEP": str(file.checkpoint.keep),
+            **self._checkpoints(),
+        }
+
+    def _checkpoints(self) -> dict[str, str]:
+        """Every job has a folder of its own in the one that was named: generations count from 1 in each."""
+        job, named = self.active.job, self.active.file.checkpoint.dir
+        if not named:
+            return {}
+        folder = os.path.join(workdir(job, self.active.file), os.path.expanduser(named), f"{job.name}-{job.number}")
+        return {"STRETTO_CHECKPOINT_DIR": os.path.normpath(folder)}
+
+    def prepare(self, size: int) -> None:
+        if not self.state.over:
+            self.coordination.want(max(1, size))
+
+    def resize(self, size: int, leavers: Sequence[str]) -> Sequence[str]:
+        """Members leave at a step boundary; who is none yet is simply ended."""
+        if self.state.over or size < 1:
+            return leavers
+        members = [name for name in leavers if self._is_known(name)]
+        self.coordination.want(size, members)
+        return [name for name in leavers if name not in members]
+
+    def exited(self, worker: Worker, exit: Exit, left: int) -> Judgement:
+        self.coordination.exited(worker.name)
+        if exit.how == "exited" and exit.status not in (0, EVICTED_CODE) and self._failed_exit is None:
+            self._failed_exit = worker, exit
+        if self.end is None:
+            self.end = self._judge(worker, exit, left)
+        if self.end is not None:
+            return self.end
+        if exit.how == "exited" and exit.status == 0:
+            return None
+        return None if worker.leaving else Fault(describe(worker, exit))
+
+    async def close(self) -> None:
+        await self.coordination.stop()
+
+    def _judge(self, worker: Worker, exit: Exit, left: int) -> End | None:
+        state = self.state
+        if state.failed:
+            return End("failed", state.failed, 1)
+        if self._failed_exit is not None and not worker.leaving:
+            who, how = self._failed_exit
+            return End("failed", describe(who, how), how.status)
+        if exit.how == "refused":
+            return End("failed", describe(worker, exit), 127)
+        if state.done:
+            return End("succeeded", "", 0)
+        if left or exit.how != "exited" or exit.status != 0 or worker.leaving:
+            return None
+        known = state.named(worker.name)
+        # Who never said a word was no elastic script; who left was sent away from outside, and its job goes on.
+        return End("succeeded", "", 0) if known is None or known.finished else None
+
+    def _is_known(self, name: str) -> bool:
+        worker = self.state.named(name)
+        return worker is not None and not worker.gone
+
+    def _watch(self, effect: Effect) -> None:
+        number = self.active.number
+        match effect:
+            case Progress(_, heartbeat, committed):
+                self._measure(heartbeat.generation, committed)
+                progress = self.active.progress
+                progress.steps = max(progress.steps, committed)
+                progress.metrics = {name: value for name, value in heartbeat.metrics.items() if math.isfinite(value)}
+                if heartbeat.total:
+                    progress.total = heartbeat.total
+                self.around.progressed(number)
+            case Failed(reason):
+                self.end = self.end or End("failed", reason, 1)
+                self.around.changed(number)
+            case Done() | Formed() | Evicted():
+                # Heartbeats tell of the last steps a little late; the end of a loop is exact.
+                self.active.progress.steps = max(self.active.progress.steps, self.state.loops_applied)
+                self.around.changed(number)
+
+    def _measure(self, generation: int, committed: int) -> None:
+        """Steps per second since the last look, if the generation is the same."""
+        now_s = self.around.clock()
+        if committed > self._committed[0]:
+            self.longest_pause_s = max(self.longest_pause_s, now_s - self._committed[1])
+            self._committed = committed, now_s
+        before = self._mark
+        if before is None or before[0] != generation or committed < before[1]:
+            self._mark = generation, committed, now_s
+            return
+        span_s, steps = now_s - before[2], committed - before[1]
+        if span_s < _MEASURE_S or not steps:
+            return
+        gen = self.state.active
+        if gen is not None and gen.number == generation and self.active.pool >= 0:
+            pool = self.around.pools()[self.active.pool]
+            self.active.progress.rate = steps / span_s
+            if self.around.estimates.observe(self.active.number, pool, len(gen.members), span_s / steps):
+                self.around.changed(self.active.number)
+        self._mark = generation, committed, now_s

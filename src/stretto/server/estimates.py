@@ -1,0 +1,156 @@
+"""What is learned of jobs while they run, and used for those to come.
+
+Speeds come from workers' progress; a job that reports none is taken to scale linearly. Curves and lengths of ended jobs
+are kept by class (the job's name, else its command), as a blob that the store keeps. `core.estimate` does the thinking.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from stretto.core.estimate import curve as curves
+from stretto.core.estimate.curve import Curve
+from stretto.core.estimate.history import ClassHistory, learn
+from stretto.core.snapshot import FloatArray, History, IntArray
+from stretto.jobs.model import Job
+
+_MOST_CLASSES = 10_000
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What is kept of a class: its curve by device type, and its latest ended jobs (number, submission, size)."""
+
+    curves: dict[str, ClassHistory] = {}
+    ended: tuple[tuple[int, float, float], ...] = ()
+    """Job number, when it was submitted, seconds that it needed on its minimum of workers."""
+
+
+class Shape(NamedTuple):
+    """What a job's row of rates depends on."""
+
+    job: int
+    klass: str
+    low: int
+    high: int
+    pools: tuple[str, ...] = ()
+    """Device types it can use; empty: any."""
+    cautious: bool = False
+    """Resizes are dear: no gain is promised beyond twice the widest size that was seen."""
+
+
+class Estimates:
+    def __init__(self, learned: dict[str, bytes] | None = None) -> None:
+        self._known: dict[str, Known] = {}
+        for name, blob in (learned or {}).items():
+            # What an older version wrote otherwise is not worth failing for: it is learned again.
+            try:
+                self._known[name] = msgspec.json.decode(blob, type=Known)
+            except msgspec.MsgspecError:
+                continue
+        self._numbers = {name: i for i, name in enumerate(sorted(self._known))}
+        self._own: dict[int, dict[str, Curve]] = {}
+        self._rows: dict[Any, FloatArray] = {}
+        self._own_rows: dict[Any, FloatArray] = {}
+        self._history: History | None = None
+
+    def klass(self, name: str) -> int:
+        """The class as a number."""
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def observe(self, job: int, pool: str, workers: int, step_s: float) -> bool:
+        """One measurement; whether the size is new for the job."""
+        own = self._own.setdefault(job, {})
+        before = own.get(pool, Curve())
+        own[pool] = curves.observe(before, workers, step_s)
+        self._own_rows.pop(job, None)
+        return workers not in before.workers and own[pool] is not before
+
+    def ended(self, job: Job, klass: str, minimum: int) -> bytes:
+        """The job has succeeded: what is now known of its class, to be stored."""
+        known = self._known.get(klass, Known())
+        by_pool = dict(known.curves)
+        for pool, curve in self._own.get(job.number, {}).items():
+            by_pool[pool] = learn(by_pool.get(pool, ClassHistory()), {}, math.nan, curve)
+        ended = (*known.ended, (job.number, job.submitted_s, self._size_s(job, minimum)))[-200:]
+        self._known[klass] = known = Known(by_pool, ended)
+        self.klass(klass)
+        self._rows = {key: row for key, row in self._rows.items() if key[0] != klass}
+        self._history = None
+        self.forget(job.number)
+        return msgspec.json.encode(known)
+
+    def forget(self, job: int) -> None:
+        self._own.pop(job, None)
+        self._own_rows.pop(job, None)
+
+    def curve(self, job: int, pool: str) -> Curve:
+        """What was measured of one job."""
+        return self._own.get(job, {}).get(pool, Curve())
+
+    def history(self) -> History:
+        """The ended jobs, as policies see them."""
+        if self._history is None:
+            rows = sorted((self._numbers[name], *one) for name, known in self._known.items() for one in known.ended)
+            columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
+            self._history = History(
+                klass=np.array(columns[0], np.int64),
+                job=np.array(columns[1], np.int64),
+                submit_s=np.array(columns[2], np.float64),
+                size_s=np.array(columns[3], np.float64),
+            )
+        return self._history
+
+    def table(self, jobs: Sequence[Shape], pools: tuple[str, ...]) -> tuple[FloatArray, IntArray]:
+        """Rates [pool, row, workers] and the row of every job. Jobs of one class of which nothing of their own was
+        measured share a row."""
+        rows: dict[object, int] = {}
+        found: list[FloatArray] = []
+        index = np.empty(len(jobs), np.int64)
+        for j, shape in enumerate(jobs):
+            key: object = shape if shape.job in self._own else shape[1:]
+            if key not in rows:
+                rows[key] = len(found)
+                found.append(self._row(shape, pools))
+            index[j] = rows[key]
+        widest = max((row.shape[1] for row in found), default=1)
+        table = np.zeros((len(pools), max(len(found), 1), widest))
+        for r, row in enumerate(found):
+            table[:, r, : row.shape[1]], table[:, r, row.shape[1] :] = row, row[:, -1:]
+        return table, index
+
+    def _row(self, shape: Shape, pools: tuple[str, ...]) -> FloatArray:
+        rows, key = (self._own_rows, shape.job) if shape.job in self._own else (self._rows, (*shape[1:], pools))
+        if key not in rows:
+            rows[key] = self._believed(shape, pools)
+        return rows[key]
+
+    def _believed(self, shape: Shape, pools: tuple[str, ...]) -> FloatArray:
+        """[pool, workers]: measured where it was; elsewhere as the formula has it, which is optimistic."""
+        own = self._own.get(shape.job, {})
+        known = self._known.get(shape.klass, Known()).curves
+        priors = [known.get(pool, ClassHistory()).curve for pool in pools]
+        seen = [*own.values(), *priors]
+        widest = max((curve.widest for curve in seen), default=0)
+        top = curves.cap(widest, shape.high, shape.low) if shape.cautious and widest else shape.high
+        believed = np.zeros((len(pools), shape.high + 1))
+        for p, pool in enumerate(pools):
+            if shape.pools and pool not in shape.pools:
+                continue
+            mine, prior = own.get(pool, Curve()), priors[p]
+            if not mine.workers and not prior.workers:
+                prior = next((curve for curve in seen if curve.workers), Curve())
+            row = curves.rates(mine, top, prior)
+            believed[p] = row[np.minimum(np.arange(shape.high + 1), top)]
+        return believed
+
+    def _size_s(self, job: Job, minimum: int) -> float:
+        """Seconds on its minimum of workers: by its curve where there is one, else what it took, as if linear."""
+        own = next(iter(self._own.get(job.number, {}).values()), None)
+        if own is not None and own.workers and job.steps > 0:
+            return job.steps * float(curves.step_s(own, np.array([float(minimum)]))[0])
+        return max(job.device_s * 1000 / max(job.width_milli, 1) / max(minimum, 1), 1e-3)

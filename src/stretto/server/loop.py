@@ -1,0 +1,474 @@
+"""The scheduling loop: observes, decides, acts; level-triggered, so that it may be killed anywhere.
+
+*Deciding* asks the policy for targets, when something changed that matters to it or when it asked to be woken. *Acting*
+compares targets with what lives (`reconcile`) and carries out the difference. Both may be asked for at any time and
+as often as one likes; bursts become one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stretto.backends.local.restart import last_traceback
+from stretto.backends.protocol import Backend, Exit, Launch, LaunchError, News, Started
+from stretto.core.decision import Memory
+from stretto.core.policy import Policy
+from stretto.errors import StrettoError
+from stretto.jobs import events as e
+from stretto.jobs.model import Seat, Worker
+from stretto.server import asked, deciding, reconcile, view
+from stretto.server.book import Active, Book
+from stretto.server.drivers import driver_for
+from stretto.server.drivers.base import Driver, End, Fault, Surroundings
+from stretto.server.estimates import Estimates
+from stretto.server.view import Cluster, Hold, Quota
+
+_RECORD_PROGRESS_S = 10.0
+_BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 300.0
+_FAILED_GRACE_S = 5.0
+_LOG_TAIL = 20
+
+
+@dataclass
+class Rules:
+    """What can be changed while jobs run."""
+
+    policy: Policy
+    placement: str = "fewest-moves"
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    """By user; `*` is everybody else."""
+    drained: frozenset[str] = frozenset()
+
+
+class Loop:
+    """Owned by one event loop. `wake` is all that others need to call."""
+
+    def __init__(
+        self,
+        book: Book,
+        backend: Backend,
+        estimates: Estimates,
+        rules: Rules,
+        *,
+        folder: Path,
+        url: Callable[[], str],
+        environment: Mapping[str, str],
+        clock: Callable[[], float],
+    ) -> None:
+        self.book, self.backend, self.estimates, self.rules = book, backend, estimates, rules
+        self.folder, self.environment, self.clock = folder, environment, clock
+        self.holds: dict[int, Hold] = {}
+        self.trouble = ""
+        """Why the last decision could not be made."""
+        self.decisions = 0
+        self.decision_s = 0.0
+        """How long the last one took."""
+        self.drivers: dict[int, Driver] = {}
+        self._around = Surroundings(
+            folder=folder / "jobs",
+            url=url,
+            changed=self._changed,
+            progressed=self._progressed,
+            estimates=estimates,
+            pools=lambda: self.cluster.pools,
+            clock=clock,
+        )
+        self._launches: dict[str, tuple[int, str]] = {}
+        self._deadlines: dict[str, float] = {}
+        """When a worker that was asked to leave is killed, by launch."""
+        self.memory: Memory = None
+        """What the policy wants to remember."""
+        self._wake_s = math.inf
+        self._must_decide = True
+        self._woken = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(self.backend.nodes(), self.rules.drained)
+
+    async def open(self) -> None:
+        """Adopt what runs."""
+        for active in self.book:
+            for worker in active.job.workers:
+                self._launches[worker.launch] = active.number, worker.name
+                if worker.leaving:
+                    self._deadlines[worker.launch] = self.clock() + active.file.stop.grace
+            if active.job.workers:
+                self._driver(active)
+                active.pool = self._pool_of(active.target)
+        await self.backend.open(list(self._launches), self._tell)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._must_decide = True
+        not_before_s = 0.0
+        while True:
+            await self._wait(not_before_s)
+            self._woken.clear()
+            now_s = self.clock()
+            self._kill_overdue(now_s)
+            self._end_overdue(now_s)
+            self._must_decide = self._must_decide or any(hold.until_s <= now_s for hold in self.holds.values())
+            if (self._must_decide or now_s >= self._wake_s) and now_s >= not_before_s:
+                self._must_decide = False
+                began_s = time.monotonic()
+                await self._decide()
+                self.decision_s = time.monotonic() - began_s
+                not_before_s = self.clock() + 2 * self.decision_s
+            self._act()
+
+    async def close(self) -> None:
+        """Let go; the workers go on."""
+        for task in list(self._tasks):
+            task.cancel()
+        for driver in self.drivers.values():
+            await driver.close()
+        await self.backend.close()
+
+    def wake(self, *, decide: bool) -> None:
+        """Something has changed; `decide`: something that a policy should know."""
+        self._must_decide = self._must_decide or decide
+        self._woken.set()
+
+    def set_policy(self, policy: Policy, placement: str) -> None:
+        """From now on. What the last policy remembered means nothing to this one."""
+        self.rules.policy, self.rules.placement = policy, placement
+        self.memory, self._wake_s = None, math.inf
+        self.wake(decide=True)
+
+    # Waiting.
+
+    async def _wait(self, not_before_s: float) -> None:
+        """Until somebody wakes us, or a decision or a deadline is due."""
+        ask_s = not_before_s if self._must_decide else max(self._wake_s, not_before_s)
+        left_s = min(ask_s, self._next_due_s()) - self.clock()
+        if left_s <= 0:
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), None if math.isinf(left_s) else left_s)
+
+    def _next_due_s(self) -> float:
+        times = [*self._deadlines.values(), *(hold.until_s for hold in self.holds.values())]
+        for active in self.book:
+            if active.job.workers:
+                times.append(self._limit_s(active))
+                if active.job.not_before_s > self.clock():
+                    times.append(active.job.not_before_s)
+        return min(times, default=math.inf)
+
+    # Deciding.
+
+    async def _decide(self) -> None:
+        now_s = self.clock()
+        jobs = sorted(self.book, key=lambda active: active.number)
+        self.holds, most = view.held(jobs, self.book.names, self.rules.quotas, now_s)
+        shown = [active for active in jobs if active.number not in self.holds]
+        for active in jobs:
+            if active.number in self.holds:
+                self._hold(active, self.holds[active.number])
+        snapshot = view.snapshot(shown, self.cluster, self.estimates, now_s, most)
+        seats = {active.number: active.target for active in shown if active.target}
+        rules = self.rules
+        try:
+            outcome = await asyncio.to_thread(
+                deciding.decide, rules.policy, self.memory, rules.placement, snapshot, seats
+            )
+        except StrettoError as error:
+            # The policy's fault: what runs goes on as it is, and everybody can read why.
+            self.trouble, self._wake_s = str(error), math.inf
+            return
+        self.decisions += 1
+        self.trouble = ""
+        if rules is not self.rules or rules.policy is not self.rules.policy:
+            self._must_decide = True
+            return
+        self.memory, self._wake_s = outcome.memory, outcome.wake_s
+        for number, verdict in outcome.verdicts.items():
+            self._apply(number, verdict)
+
+    def _apply(self, number: int, verdict: deciding.Verdict) -> None:
+        active = self.book.active(number)
+        if active is None:
+            return
+        if active.job.wish != "run" or len(verdict.seats) > active.request.max_workers:
+            # It changed while the policy was thinking; that has woken us again.
+            return
+        if verdict.rejected:
+            self._finish(active, End("failed", verdict.ground.text))
+            return
+        before = len(active.target)
+        active.target, active.pool, active.ground = verdict.seats, verdict.pool, verdict.ground
+        if before != len(verdict.seats):
+            ground = verdict.ground
+            self.book.record(
+                number, e.Resized(workers=len(verdict.seats), before=before, reason=ground.name, text=ground.text)
+            )
+
+    def _hold(self, active: Active, hold: Hold) -> None:
+        if active.target:
+            event = e.Resized(workers=0, before=len(active.target), reason=hold.name, text=hold.text)
+            self.book.record(active.number, event)
+        active.target, active.pool, active.ground = (), -1, hold
+
+    # Acting.
+
+    def _act(self) -> None:
+        concerned = [active for active in self.book if active.target or active.job.workers]
+        for active in self.book:
+            if not active.job.workers and active.job.wish == "cancel":
+                self._finish(active, End("cancelled", active.job.message))
+            elif active.job.node:
+                self._look_at_move(active)
+        for action in reconcile.actions([self._situation(active) for active in concerned]):
+            active_now = self.book.active(action.job)
+            if active_now is None:
+                continue
+            match action:
+                case reconcile.Stop(workers=workers):
+                    self._leave(active_now, workers)
+                    for name in workers:
+                        self._signal(active_now, name, hard=False)
+                case reconcile.Shrink(workers=workers, left=left):
+                    self._leave(active_now, workers)
+                    for name in self._driver(active_now).resize(left, workers):
+                        self._signal(active_now, name, hard=active_now.job.level == "elastic")
+                case reconcile.Start(seats=seats) | reconcile.Grow(seats=seats):
+                    self._launch(active_now, seats)
+
+    def _look_at_move(self, active: Active) -> None:
+        """Has a job that was asked to move arrived?"""
+        job, driver = active.job, self.drivers.get(active.number)
+        if driver is None or not job.workers:
+            return
+        arrived = all(worker.seat.node == job.node and not worker.leaving for worker in job.workers)
+        if arrived and driver.joined >= {worker.name for worker in job.workers}:
+            moved = e.Migrated(node=job.node, paused_s=round(driver.longest_pause_s, 3))
+            self.book.record(active.number, moved, e.Moved(node="", by="stretto"))
+
+    def _situation(self, active: Active) -> reconcile.Situation:
+        driver = self.drivers.get(active.number)
+        failing = driver is not None and driver.failing
+        return reconcile.Situation(
+            job=active.number,
+            level=active.job.level,
+            target=() if failing else active.target,
+            workers=active.job.workers,
+            joined=driver.joined if driver is not None else frozenset(),
+            width_milli=active.request.width_milli,
+            paused=active.job.not_before_s > self.clock() or bool(self.book.trouble),
+            ending=driver is not None and driver.ending,
+        )
+
+    def _leave(self, active: Active, workers: Sequence[str]) -> None:
+        grace_s = _FAILED_GRACE_S if self._driver(active).failing else active.file.stop.grace
+        for name in workers:
+            worker = active.job.worker(name)
+            if worker is not None:
+                self._deadlines[worker.launch] = self.clock() + grace_s
+        why = active.ground.text
+        self.book.record(active.number, *(e.Leaving(worker=name, why=why) for name in workers))
+
+    def _signal(self, active: Active, name: str, *, hard: bool) -> None:
+        worker = active.job.worker(name)
+        if worker is not None:
+            (self.backend.kill if hard else self.backend.terminate)(worker.launch)
+
+    def _launch(self, active: Active, seats: Sequence[Seat]) -> None:
+        """Write down what will be started, and start it when that is durable."""
+        driver = self._driver(active)
+        # Those that move are still among the members until the newcomers are.
+        driver.prepare(sum(not worker.leaving for worker in active.job.workers) + len(seats))
+        first = active.job.launches
+        events = [
+            e.Launched(
+                worker=f"w{first + i}",
+                launch=f"{active.number}.w{first + i}.{secrets.token_hex(4)}",
+                seat=seat,
+                member=i,
+            )
+            for i, seat in enumerate(seats)
+        ]
+        for event in events:
+            self._launches[event.launch] = active.number, event.worker
+        durable = self.book.record(active.number, *events)
+        self._spawn(self._start(active, events, durable))
+
+    async def _start(self, active: Active, events: Sequence[e.Launched], durable: asyncio.Future[None]) -> None:
+        await durable
+        await asyncio.gather(*(self._start_one(active, event, len(events)) for event in events))
+
+    async def _start_one(self, active: Active, event: e.Launched, size: int) -> None:
+        if event.launch not in self._launches:
+            return
+        job, file = active.job, active.file
+        env = asked.environment(job, file, self.environment)
+        env |= self._driver(active).environment(event.worker, event.seat, event.member, size)
+        logs = self._around.folder / job.id / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        launch = Launch(
+            id=event.launch,
+            job=job.number,
+            worker=event.worker,
+            node=event.seat.node,
+            devices=event.seat.devices,
+            command=asked.argv(file.run, env),
+            cwd=asked.workdir(job, file),
+            env=env,
+            log=str(logs / f"{event.worker}.log"),
+            cpu_milli=active.request.cpu_milli,
+            memory_mib=active.request.memory_mib,
+            grace_s=file.stop.grace,
+        )
+        try:
+            await self.backend.launch(launch)
+        except LaunchError as error:
+            self._tell(Exit(launch=event.launch, how="refused", text=str(error), at_s=self.clock()))
+
+    def _driver(self, active: Active) -> Driver:
+        if active.number not in self.drivers:
+            self.drivers[active.number] = driver_for(active, self._around)
+        return self.drivers[active.number]
+
+    # What happens.
+
+    def _tell(self, news: News) -> None:
+        number, name = self._launches.get(news.launch, (0, ""))
+        active = self.book.active(number)
+        worker = active.job.worker(name) if active is not None else None
+        if isinstance(news, Started):
+            if active is not None and worker is not None:
+                event = e.Running(worker=name, launch=news.launch, pid=news.pid, how=news.how, why=news.why)
+                self.book.record(number, event)
+            return
+        self._launches.pop(news.launch, None)
+        self._deadlines.pop(news.launch, None)
+        if active is None or worker is None or worker.launch != news.launch:
+            self.backend.forget(news.launch)
+            return
+        self._exited(active, worker, news)
+
+    def _exited(self, active: Active, worker: Worker, exit: Exit) -> None:
+        if exit.how == "exited" and exit.status and not worker.leaving:
+            exit = self._with_log(active, worker, exit)
+        event = e.Exited(worker=worker.name, launch=exit.launch, how=exit.how, status=exit.status, text=exit.text)
+        durable = self.book.record(active.number, event)
+        durable.add_done_callback(lambda future: None if future.cancelled() else self.backend.forget(exit.launch))
+        judgement = self._driver(active).exited(worker, exit, len(active.job.workers))
+        if isinstance(judgement, Fault):
+            self._retry(active, judgement.text)
+        self._settle(active)
+        self.wake(decide=True)
+
+    def _with_log(self, active: Active, worker: Worker, exit: Exit) -> Exit:
+        """What a person would look up first: the end of the script's traceback."""
+        import msgspec
+
+        log = self._around.folder / active.job.id / "logs" / f"{worker.name}.log"
+        lines = last_traceback(log, 0).splitlines()
+        text = "\n".join(lines[-_LOG_TAIL:]) if lines else exit.text
+        return msgspec.structs.replace(exit, text=text)
+
+    def _settle(self, active: Active) -> None:
+        """Is this the end?"""
+        if active.job.workers or active.number not in self.book.jobs:
+            return
+        driver = self.drivers.get(active.number)
+        if driver is not None and driver.end is not None:
+            self._finish(active, driver.end)
+        elif active.job.wish == "cancel":
+            self._finish(active, End("cancelled", active.job.message))
+
+    def _finish(self, active: Active, end: End) -> None:
+        progress = active.progress
+        events: list[e.Event] = []
+        if progress.steps != active.job.steps or progress.total != active.job.total_steps:
+            events.append(
+                e.Progressed(steps=progress.steps, total_steps=progress.total, metrics=dict(progress.metrics))
+            )
+        events.append(e.Ended(phase=end.phase, message=end.message, exit_code=end.exit_code))
+        active.target = ()
+        self.book.record(active.number, *events)
+        driver = self.drivers.pop(active.number, None)
+        if driver is not None:
+            self._spawn(driver.close())
+        if end.phase == "succeeded" and not active.request.is_service:
+            klass = active.request.klass
+            self.book.store.put_learned(klass, self.estimates.ended(active.job, klass, active.request.min_workers))
+        else:
+            self.estimates.forget(active.number)
+        self.wake(decide=True)
+
+    def _retry(self, active: Active, text: str) -> None:
+        """The machine failed it. Progress since the last time wipes the slate clean."""
+        if active.progress.steps > active.job.steps:
+            self._record_progress(active)
+        failures = active.job.failures
+        if failures >= active.file.retries:
+            message = f"{text}; given up after {failures + 1} machine faults without progress in between"
+            driver = self._driver(active)
+            driver.end = driver.end or End("failed", message)
+            return
+        wait_s = min(_BACK_OFF_S * 2**failures, _LONGEST_BACK_OFF_S)
+        self.book.record(active.number, e.Retried(not_before_s=self.clock() + wait_s, text=text))
+
+    def _changed(self, number: int) -> None:
+        """A driver's answers have changed."""
+        active = self.book.active(number)
+        if active is None:
+            return
+        self._settle(active)
+        self.wake(decide=True)
+
+    def _progressed(self, number: int) -> None:
+        active = self.book.active(number)
+        if active is not None and self.clock() - active.progress.recorded_s >= _RECORD_PROGRESS_S:
+            self._record_progress(active)
+
+    def _record_progress(self, active: Active) -> None:
+        progress = active.progress
+        progress.recorded_s = self.clock()
+        self.book.record(
+            active.number,
+            e.Progressed(steps=progress.steps, total_steps=progress.total, metrics=dict(progress.metrics)),
+        )
+
+    # Deadlines.
+
+    def _kill_overdue(self, now_s: float) -> None:
+        for launch, due_s in list(self._deadlines.items()):
+            if now_s >= due_s:
+                self.backend.kill(launch)
+                self._deadlines[launch] = now_s + 1.0
+
+    def _end_overdue(self, now_s: float) -> None:
+        for active in self.book:
+            if now_s >= self._limit_s(active) and active.job.wish == "run":
+                driver = self._driver(active)
+                driver.end = End("failed", f"ran longer than its limit of {active.file.stop.after:g} s (stop.after)")
+                self.wake(decide=False)
+
+    def _limit_s(self, active: Active) -> float:
+        """When its run time reaches its limit."""
+        if active.file.stop.after is None or not active.job.workers:
+            return math.inf
+        return active.job.changed_s + max(0.0, active.file.stop.after - active.job.ran_s)
+
+    def _pool_of(self, seats: Iterable[Seat]) -> int:
+        pools = {node.name: node.pool for node in self.backend.nodes()}
+        names = [pools[seat.node] for seat in seats if seat.node in pools]
+        return self.cluster.pools.index(names[0]) if names else -1
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,546 @@
+"""What the outside asks of the control plane: everything that the API, and nothing else, calls.
+
+Requests are checked here against what is there (names, sizes, nodes, phases); who may ask is the API's business. All
+methods run in the event loop; what reads the store does so in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stretto import plugins
+from stretto.backends.protocol import Backend, Node
+from stretto.control.coordination import Socket
+from stretto.core import placement
+from stretto.core.request import JobRequest
+from stretto.errors import Conflict, Impossible, NotFound, Unavailable, UsageError
+from stretto.jobs import events as e
+from stretto.jobs import lifecycle
+from stretto.jobs.model import ENDED, Context, Job
+from stretto.server import asked
+from stretto.server import view as views
+from stretto.server.book import Active, Book
+from stretto.server.drivers.elastic import ElasticDriver
+from stretto.server.estimates import Estimates
+from stretto.server.loop import Loop, Rules
+from stretto.server.view import Quota
+from stretto.sim import forecast as forecasts
+from stretto.spec.model import MOST_WORKERS, JobFile
+from stretto.store import Page, Query, Store
+
+_MOST_FORESEEN = 2_000
+_BEHIND = 10_000
+"""A listener that is so many events behind is cut off: it can come back and read them from the store."""
+
+
+_MOST_SHAPES = 1000
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job has the workers it has."""
+
+    job: int
+    name: str
+    phase: str
+    workers: int
+    target: int
+    reason: str
+    text: str
+    policy: str
+    facts: dict[str, Any]
+    """The numbers beside it: sizes, priority, waiting time, what is free."""
+
+
+class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds from now; None where nobody can say."""
+
+    job: int
+    name: str
+    start_s: float | None = None
+    """0 if it runs."""
+    end_s: float | None = None
+    text: str = ""
+    """Why nobody can say."""
+
+
+class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    options: dict[str, Any]
+    placement: str
+    trouble: str = ""
+
+
+class Watch:
+    """One listener's queue."""
+
+    def __init__(self, watches: set[Watch]) -> None:
+        self._watches = watches
+        self._queue: asyncio.Queue[e.Recorded | None] = asyncio.Queue()
+        watches.add(self)
+
+    def put(self, recorded: e.Recorded) -> None:
+        if self._queue.qsize() >= _BEHIND:
+            self.cut_off()
+        else:
+            self._queue.put_nowait(recorded)
+
+    def cut_off(self) -> None:
+        self.close()
+        self._queue.put_nowait(None)
+
+    def close(self) -> None:
+        self._watches.discard(self)
+
+    async def some(self) -> list[e.Recorded]:
+        """What has come since the last time, at least one; nothing: it is over."""
+        found = [await self._queue.get()]
+        while found[-1] is not None and not self._queue.empty():
+            found.append(self._queue.get_nowait())
+        if found[-1] is None:
+            # For those who ask once more.
+            self._queue.put_nowait(None)
+        return [recorded for recorded in found if recorded is not None]
+
+
+class Plane:
+    def __init__(
+        self,
+        folder: Path,
+        store: Store,
+        backend: Backend,
+        *,
+        url: Callable[[], str],
+        clock: Callable[[], float],
+        quotas: Mapping[str, Quota] | None = None,
+        policy: str = "stretto",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder, self.store, self.backend, self.clock = folder, store, backend, clock
+        self._loaded = store.load()
+        self.book = Book(store, clock)
+        self.book.load(self._loaded.jobs)
+        settings = self._loaded.settings
+        chosen = settings.get("policy", {"name": policy, "options": {}, "placement": "fewest-moves"})
+        rules = Rules(
+            plugins.find(chosen["name"], chosen["options"]),
+            chosen["placement"],
+            quotas or {},
+            frozenset(settings.get("drained", ())),
+        )
+        self._options: dict[str, Any] = dict(chosen["options"])
+        self.loop = Loop(
+            self.book,
+            backend,
+            Estimates(self._loaded.learned),
+            rules,
+            folder=folder,
+            url=url,
+            environment=os.environ if environment is None else environment,
+            clock=clock,
+        )
+        self._next = self._loaded.next_number
+        self._running: asyncio.Task[None] | None = None
+        self._watches: set[Watch] = set()
+        self._fitting: tuple[tuple[Node, ...], set[object]] = (), set()
+        """Shapes of jobs that are known to be possible on these nodes."""
+        self.book.listeners.append(self._publish)
+
+    async def open(self) -> None:
+        """Adopt what runs, and go on."""
+        await self.loop.open()
+        self._running = asyncio.create_task(self.loop.run())
+        self.book.note("started")
+
+    async def close(self) -> None:
+        """Let go; the workers go on without us."""
+        if self._running is not None:
+            self._running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._running
+        await self.loop.close()
+        await self.book.settled()
+        await self.book.close()
+        self.dismiss()
+
+    def dismiss(self) -> None:
+        """Tell all who watch that nothing more will come."""
+        for watch in list(self._watches):
+            watch.cut_off()
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """As they were when the server started."""
+        return self._loaded.settings
+
+    @property
+    def listeners(self) -> int:
+        return len(self._watches)
+
+    @property
+    def ready(self) -> str:
+        """Why it cannot take jobs now; empty if it can."""
+        if self._running is None or self._running.done():
+            return "the scheduling loop does not run"
+        return self.book.trouble or self.loop.trouble
+
+    # Jobs in.
+
+    async def submit(self, file: JobFile, context: Context, user: str, *, key: str = "", digest: str = "") -> Job:
+        """Accept a job: durable when this returns. The same key gives the same job again."""
+        if key and (known := await asyncio.to_thread(self.store.submitted_with, user, key)) is not None:
+            job, before = known
+            if before != digest:
+                raise Conflict(
+                    f"the idempotency key {key!r} came with another job file before (job {job.id})",
+                    hint="use a new key for a new job",
+                )
+            return self._current(job)
+        self.check(file, user)
+        number = self._next
+        job = self._new_job(number, file, context, user)
+        if (holder := self.book.names.get(job.name)) is not None:
+            raise Conflict(
+                f"the name {job.name!r} is taken by job {holder}, which has not ended",
+                hint="give it another name, or wait for it, or cancel it",
+            )
+        self._next += 1
+        active = await self.book.submit(job, file, key, digest)
+        self.loop.wake(decide=True)
+        return active.job
+
+    def preview(self, file: JobFile, context: Context, user: str) -> Job:
+        """The job that this would be; its number is 0. Raises what is wrong with it."""
+        self.check(file, user)
+        return self._new_job(0, file, context, user)
+
+    def check(self, file: JobFile, user: str) -> None:
+        """Whether it could be accepted; raises what is wrong with it."""
+        if file.roles:
+            raise UsageError("roles: fixed roles beside the workers cannot be run yet", hint="leave out roles")
+        missing = [name for name in file.after if name not in self.book.names and not self.store.latest(name)]
+        if missing:
+            raise NotFound(f"after: there is no job called {missing[0]!r}", hint="name jobs that were submitted before")
+        quota = self.loop.rules.quotas.get(user, self.loop.rules.quotas.get("*"))
+        if quota is not None and quota.jobs is not None:
+            mine = sum(active.job.user == user for active in self.book)
+            if mine >= quota.jobs:
+                raise Conflict(
+                    f"{user} has {mine} jobs that have not ended, and may have {quota.jobs}",
+                    hint="wait for some of them, or cancel some",
+                )
+        self._check_possible(file.request())
+        if quota is not None and quota.devices is not None:
+            need = file.request().min_workers * file.request().width_milli / 1000
+            if need > quota.devices:
+                raise Impossible(
+                    f"it needs {need:g} devices at least, and {user} may have {quota.devices:g} at a time",
+                    hint="ask for fewer workers, or for a larger quota",
+                )
+
+    def _check_possible(self, request: JobRequest) -> None:
+        """Whether its minimum would fit if nobody else were here. What fitted once need not be tried again."""
+        cluster = views.Cluster(self.backend.nodes())
+        shape = request.min_workers, request.width_milli, request.demand, request.fixed_milli, request.pools
+        known_nodes, shapes = self._fitting
+        if known_nodes == cluster.nodes and shape in shapes:
+            return
+        job = Job(
+            number=0, name=request.name, user="", submitted_s=0.0, spec={}, context=Context(cwd="/"), level="rigid"
+        )
+        probe = Active(job, JobFile(run="true"), request)
+        view = views.snapshot([probe], cluster, Estimates(), 0.0, {})
+        pools = [p for p, name in enumerate(cluster.pools) if not request.pools or name in request.pools]
+        workers = np.array([request.min_workers], np.int64)
+        for pool in pools:
+            if int(placement.load("pack")(view, workers, np.array([pool], np.int64)).sum()) == request.min_workers:
+                if known_nodes != cluster.nodes or len(shapes) >= _MOST_SHAPES:
+                    self._fitting = cluster.nodes, (shapes := set())
+                shapes.add(shape)
+                return
+        raise Impossible(
+            f"{_need(request)} could never be placed here: there {_there(cluster)}",
+            hint="ask for fewer workers or less per worker" + ("" if pools else f"; types here: {cluster.pools}"),
+        )
+
+    def _new_job(self, number: int, file: JobFile, context: Context, user: str) -> Job:
+        request, now_s = file.request(), self.clock()
+        return Job(
+            number=number,
+            name=file.name or f"job-{number}",
+            user=user,
+            submitted_s=now_s,
+            changed_s=now_s,
+            spec=file.model_dump(mode="json", exclude_unset=True),
+            context=context,
+            level=asked.level_of(file),
+            width_milli=request.width_milli,
+            min_workers=request.min_workers,
+            max_workers=request.max_workers,
+            secret=secrets.token_urlsafe(24),
+        )
+
+    # Jobs out.
+
+    async def job(self, ref: str) -> Job:
+        """By number or name (the latest of that name)."""
+        if (active := self._active(ref)) is not None:
+            return self._current(active.job)
+        found: Job | None = None
+        if ref.isdecimal() and len(ref) < 19:
+            found = await asyncio.to_thread(self.store.job, int(ref))
+        if found is None:
+            found = await asyncio.to_thread(self.store.latest, ref)
+        if found is None:
+            raise NotFound(f"there is no job {ref!r}", hint="`stretto ps --all` lists them all")
+        return self._current(found)
+
+    async def jobs(self, query: Query) -> Page[Job]:
+        page = await asyncio.to_thread(self.store.jobs, query)
+        return Page([self._current(job) for job in page.items], page.next)
+
+    async def events(self, ref: str | None, after: int, limit: int, newest_first: bool = False) -> list[e.Recorded]:
+        number = None if ref is None else (await self.job(ref)).number
+        return await asyncio.to_thread(
+            lambda: self.store.events(job=number, after=after, limit=limit, newest_first=newest_first)
+        )
+
+    def eta(self, number: int) -> float | None:
+        """Seconds that a running job still needs at its speed; None where nobody knows."""
+        active = self.book.active(number)
+        if active is None or active.progress.total is None or not active.progress.rate or not active.job.workers:
+            return None
+        return max(0, active.progress.total - active.progress.steps) / active.progress.rate
+
+    async def why(self, ref: str) -> Why:
+        job = await self.job(ref)
+        active = self.book.active(job.number)
+        cluster = self.loop.cluster
+        if active is None:
+            reason, target = str(job.phase), 0
+            text = f"has {_ENDED[job.phase]}" + (f": {job.message}" if job.message else "")
+        else:
+            reason, text, target = active.ground.name, active.ground.text, len(active.target)
+        used = sum(len(a.job.workers) * a.job.width_milli for a in self.book) / 1000
+        total = sum(node.devices for node in cluster.nodes if node.name not in cluster.drained)
+        return Why(
+            job=job.number,
+            name=job.name,
+            phase=job.phase,
+            workers=len(job.workers),
+            target=target,
+            reason=reason,
+            text=text,
+            policy=self.loop.rules.policy.name,
+            facts={
+                "min_workers": job.min_workers,
+                "max_workers": job.max_workers,
+                "priority": active.request.priority if active else None,
+                "waited_s": round(job.waited_s, 3),
+                "devices_used": used,
+                "devices_total": total,
+                "leaving": sum(bool(worker.leaving) for worker in job.workers),
+                "trouble": self.loop.trouble or self.book.trouble,
+            },
+        )
+
+    async def forecast(self) -> list[Foreseen]:
+        """When each waiting job will start and each running one end, if nothing else comes."""
+        return await self._foresee([])
+
+    async def foresee(self, file: JobFile, context: Context, user: str) -> Foreseen:
+        """The same for a job that was not submitted; raises what would be wrong with it."""
+        self.check(file, user)
+        job = self._new_job(self._next, file, context, user)
+        probe = Active(job, file, asked.request_of(job, file))
+        return next(one for one in await self._foresee([probe]) if one.job == job.number)
+
+    async def _foresee(self, more: list[Active]) -> list[Foreseen]:
+        now_s, rules = self.clock(), self.loop.rules
+        jobs = sorted([*self.book, *more], key=lambda active: active.number)
+        holds, most = views.held(jobs, self.book.names, rules.quotas, now_s)
+        shown = [active for active in jobs if active.number not in holds]
+        asked_for = {active.number for active in more}
+        if len(shown) > _MOST_FORESEEN:
+            # Those that run, those that were asked for, and the first of the queue: the rest comes after them anyway.
+            first = {active.number for active in [a for a in shown if not a.target][:_MOST_FORESEEN]}
+            shown = [a for a in shown if a.target or a.number in first or a.number in asked_for]
+        view = views.snapshot(shown, self.loop.cluster, self.loop.estimates, now_s, most)
+        found = await asyncio.to_thread(forecasts.forecast, view, rules.policy, self.loop.memory)
+        told = zip(shown, found.start_s.tolist(), found.end_s.tolist(), strict=True)
+        answers = [
+            Foreseen(job=a.number, name=a.job.name, start_s=_finite(start_s), end_s=_finite(end_s))
+            for a, start_s, end_s in told
+        ]
+        answers += [
+            Foreseen(job=a.number, name=a.job.name, text=holds[a.number].text) for a in jobs if a.number in holds
+        ]
+        return answers
+
+    # Changes.
+
+    async def wish(self, ref: str, wish: str, by: str, why: str = "") -> Job:
+        """cancel, suspend or run (resume)."""
+        active = await self._not_ended(ref)
+        if wish == active.job.wish:
+            return self._current(active.job)
+        if active.job.wish == "cancel":
+            raise Conflict(f"job {active.job.id} is being cancelled", hint="submit it again instead")
+        if wish == "suspend" and active.request.is_service:
+            raise Conflict(f"job {active.job.id} is a service", hint="scale it down, or cancel it")
+        await self._record(active, e.Wished(wish=wish, by=by, why=why or f"{_DONE[wish]} by {by}"))  # type: ignore[arg-type]
+        return self._current(active.job)
+
+    async def scale(self, ref: str, low: int | None, high: int | None, by: str) -> Job:
+        active = await self._not_ended(ref)
+        job = active.job
+        if job.level == "rigid":
+            raise Conflict(
+                f"job {job.id} is rigid: it has {job.max_workers} workers or none",
+                hint="give it an elastic section, and level restart if its script cannot resize by itself",
+            )
+        new_low, new_high = low if low is not None else job.min_workers, high if high is not None else job.max_workers
+        if low is None and high is not None:
+            new_low = min(new_low, new_high)
+        if not 1 <= new_low <= new_high <= MOST_WORKERS:
+            raise UsageError(
+                f"{new_low}..{new_high} workers cannot be", hint=f"1 <= min <= max <= {MOST_WORKERS} must hold"
+            )
+        self._check_possible(msgspec.structs.replace(active.request, min_workers=new_low, max_workers=new_high))
+        await self._record(active, e.Scaled(min_workers=new_low, max_workers=new_high, by=by))
+        return self._current(active.job)
+
+    async def migrate(self, ref: str, node: str, by: str) -> Job:
+        active = await self._not_ended(ref)
+        known = {one.name: one for one in self.backend.nodes()}
+        if node not in known:
+            raise NotFound(f"there is no node {node!r}", hint=f"nodes: {', '.join(known)}")
+        if node in self.loop.rules.drained:
+            raise Conflict(f"node {node} is drained", hint="take it into use again first")
+        if not active.target:
+            raise Conflict(f"job {active.job.id} has no workers that could move", hint="wait until it runs")
+        if known[node].devices * 1000 < active.request.min_workers * active.request.width_milli:
+            raise Impossible(f"node {node} is too small for job {active.job.id}", hint="choose another")
+        if (driver := self.loop.drivers.get(active.number)) is not None:
+            driver.longest_pause_s = 0.0
+        await self._record(active, e.Moved(node=node, by=by))
+        return self._current(active.job)
+
+    async def drain(self, node: str, drained: bool, by: str) -> None:
+        """Leave a node, or take it into use again."""
+        if node not in {one.name for one in self.backend.nodes()}:
+            raise NotFound(f"there is no node {node!r}", hint="`stretto nodes` lists them")
+        names = self.loop.rules.drained | {node} if drained else self.loop.rules.drained - {node}
+        self.loop.rules.drained = frozenset(names)
+        self.store.put_setting("drained", sorted(names))
+        await self.book.note("drained" if drained else "undrained", by, node=node)
+        self.loop.wake(decide=True)
+
+    def policy(self) -> PolicyInfo:
+        rules = self.loop.rules
+        return PolicyInfo(
+            name=rules.policy.name, options=self._options, placement=rules.placement, trouble=self.loop.trouble
+        )
+
+    async def set_policy(self, name: str, options: dict[str, Any], place: str | None, by: str) -> PolicyInfo:
+        place = place or self.loop.rules.placement
+        policy = await asyncio.to_thread(plugins.find, name, options)
+        placement.load(place)
+        self._options = options
+        self.loop.set_policy(policy, place)
+        self.store.put_setting("policy", {"name": name, "options": options, "placement": place})
+        await self.book.note("policy", by, name=name, options=options, placement=place)
+        return self.policy()
+
+    # Workers and watchers.
+
+    async def join(self, ref: str, socket: Socket) -> None:
+        """A worker has connected: whatever it says is between it and its coordinator."""
+        active = self._active(ref)
+        driver = self.loop.drivers.get(active.number) if active is not None else None
+        if not isinstance(driver, ElasticDriver):
+            await socket.close(1008, f"job {ref} has no coordinator now")
+            return
+        await driver.coordination.serve(socket)
+
+    def watch(self) -> Watch:
+        """Every event from this moment on. Ends when the listener falls far behind, or with the server."""
+        return Watch(self._watches)
+
+    def logs(self, job: Job) -> Path:
+        """Where the logs of its workers are: `w0.log` and so on."""
+        return self.folder / "jobs" / job.id / "logs"
+
+    def _publish(self, recorded: e.Recorded, job: Job | None) -> None:
+        for watch in list(self._watches):
+            watch.put(recorded)
+
+    def _active(self, ref: str) -> Active | None:
+        if ref.isdecimal() and len(ref) < 19 and (active := self.book.active(int(ref))) is not None:
+            return active
+        return self.book.active(self.book.names.get(ref, -1))
+
+    async def _not_ended(self, ref: str) -> Active:
+        active = self._active(ref)
+        if active is None:
+            job = await self.job(ref)
+            raise Conflict(f"job {job.id} has {_ENDED[job.phase]}", hint="submit it again")
+        return active
+
+    async def _record(self, active: Active, event: e.Event) -> None:
+        if self.book.trouble:
+            raise Unavailable(f"nothing can be written down now: {self.book.trouble}", hint="try again later")
+        durable = self.book.record(active.number, event)
+        self.loop.wake(decide=True)
+        await durable
+
+    def _current(self, job: Job) -> Job:
+        """As it is now: times counted up, progress as last heard."""
+        active = self.book.active(job.number)
+        if active is None or job.phase in ENDED:
+            return job
+        now = lifecycle.accounted(active.job, self.clock())
+        progress = active.progress
+        return msgspec.structs.replace(
+            now, steps=progress.steps, total_steps=progress.total, metrics=dict(progress.metrics)
+        )
+
+
+_ENDED = {"succeeded": "ended well", "failed": "failed", "cancelled": "been cancelled"}
+_DONE = {"cancel": "cancelled", "suspend": "suspended", "run": "resumed"}
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
+
+
+def _need(request: JobRequest) -> str:
+    parts = [f"{request.width_milli / 1000:g} devices"] if request.width_milli else []
+    parts += [f"{request.cpu_milli / 1000:g} cores"] if request.cpu_milli else []
+    parts += [f"{request.memory_mib} MiB"] if request.memory_mib else []
+    parts += [f"{request.gpu_memory_mib} MiB of GPU memory"] if request.gpu_memory_mib else []
+    kind = f" on {' or '.join(request.pools)}" if request.pools else ""
+    workers = "1 worker" if request.min_workers == 1 else f"{request.min_workers} workers"
+    return f"{workers} with {', '.join(parts) or 'nothing'} each{kind}"
+
+
+def _there(cluster: views.Cluster) -> str:
+    kinds: dict[tuple[str, int, int, int, int], int] = {}
+    for node in cluster.nodes:
+        kind = node.pool, node.devices, node.cpu_milli, node.memory_mib, node.gpu_memory_mib
+        kinds[kind] = kinds.get(kind, 0) + 1
+    told = [
+        f"{count} {'node' if count == 1 else 'nodes'} with {devices} {pool} {'slots' if pool == 'cpu' else 'devices'}"
+        f"{f' of {gpu_mib} MiB' if gpu_mib else ''}, {cpu / 1000:g} cores and {mib} MiB"
+        for (pool, devices, cpu, mib, gpu_mib), count in kinds.items()
+    ]
+    return "are " + "; ".join(told) if told else "are no nodes"

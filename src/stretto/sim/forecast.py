@@ -1,0 +1,96 @@
+"""The simulator started from a live snapshot: when will each waiting job start, and each running one end?
+
+Jobs keep what they have: workers, attained service, age. What is left of them is what is known, else what the finished
+jobs of their class suggest. From there on the same policy code decides. Services keep the room they have now, and
+devices are only counted, not told apart by node.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from stretto.core import services
+from stretto.core.decision import Memory
+from stretto.core.estimate.remaining import expected_steps
+from stretto.core.policy import Policy
+from stretto.core.snapshot import FloatArray, Snapshot
+from stretto.sim.general import Engine
+from stretto.sim.trace import Trace
+from stretto.sim.world import Settings
+
+_LEAST_RATE = 1e-9
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """Seconds from now, in the order of the snapshot's jobs; nan where nobody can say (services, rejected jobs)."""
+
+    start_s: FloatArray
+    """0 for those that run."""
+    end_s: FloatArray
+
+
+def forecast(view: Snapshot, policy: Policy, memory: Memory = None) -> Forecast:
+    """What will happen if nothing else comes."""
+    start_s, end_s = np.full(len(view), np.nan), np.full(len(view), np.nan)
+    start_s[view.workers > 0] = 0.0
+    training = ~view.is_service
+    if not training.any():
+        return Forecast(start_s, end_s)
+    served = view.used_milli(np.where(view.is_service, view.workers, 0), np.maximum(view.pool, 0))
+    rest = services.only(view, training, view.capacity - served)
+    ours_start_s, ours_end_s = _run(rest, policy, memory)
+    start_s[training] = np.where(rest.workers > 0, 0.0, ours_start_s)
+    end_s[training] = ours_end_s
+    return Forecast(start_s, end_s)
+
+
+def _run(view: Snapshot, policy: Policy, memory: Memory) -> tuple[FloatArray, FloatArray]:
+    engine = Engine(_trace(view), view.pools, view.nodes, policy, _settings(view))
+    engine.machines.capacity = view.capacity
+    engine.memory, engine.history = memory, view.history
+    jobs = engine.jobs
+    jobs.admit(0.0)
+    jobs.workers, jobs.pool = view.workers.copy(), view.pool.copy()
+    jobs.gpu_s, jobs.ran_s, jobs.waited_s = view.gpu_s.copy(), view.ran_s.copy(), view.waited_s.copy()
+    jobs.restarts, jobs.changed_s = view.restarts.copy(), np.zeros(len(view))
+    # Of those that wait the next start is asked for, also if they ran before.
+    jobs.started_s = np.where(view.workers > 0, view.started_s - view.now_s, np.nan)
+    jobs.refresh()
+    engine.wake_s = 0.0
+    result = engine.run()
+    return result.start_s, result.finish_s
+
+
+def _trace(view: Snapshot) -> Trace:
+    n = len(view)
+    left = np.maximum(expected_steps(view), _LEAST_RATE)
+    return Trace(
+        name="now",
+        ids=tuple(str(number) for number in view.job.tolist()),
+        submit_s=view.submit_s - view.now_s,
+        requested=view.requested,
+        min_workers=view.min_workers,
+        max_workers=view.max_workers,
+        work=left,
+        curve=view.curve,
+        rates=view.rates,
+        pools=view.pools,
+        duration_s=np.full(n, math.nan),
+        deadline_s=view.deadline_s - view.now_s,
+        priority=view.priority,
+        klass=view.klass,
+        classes=tuple(str(i) for i in range(int(view.klass.max(initial=0)) + 1)),
+        width=view.width,
+        demand=view.demand,
+        step=view.step,
+    )
+
+
+def _settings(view: Snapshot) -> Settings:
+    """One cost for all: what the middle one of the jobs pays."""
+    paying = view.resize_s[view.resize_s < 1e6]
+    resize_s = float(np.median(paying)) if len(paying) else 0.0
+    return Settings(start_s=float(np.median(view.start_s)), resize_s=resize_s)

@@ -1,0 +1,216 @@
+"""From the book to seats: what policies see, and what becomes of their answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stretto import plugins
+from stretto.backends.protocol import Node
+from stretto.jobs.model import Context, Job, Seat
+from stretto.server import asked, deciding, view
+from stretto.server.book import Active
+from stretto.server.estimates import Estimates
+from stretto.server.view import Cluster, Quota
+from stretto.spec.model import JobFile
+
+NOW_S = 1_000_000.0
+
+
+def cluster(*devices: int, drained: tuple[str, ...] = (), pool: str = "cpu", mib: int = 0) -> Cluster:
+    nodes = tuple(
+        Node(name=f"node-{i}", pool=pool, devices=count, cpu_milli=8000, memory_mib=16000, gpu_memory_mib=mib)
+        for i, count in enumerate(devices)
+    )
+    return Cluster(nodes, frozenset(drained))
+
+
+def active(number: int, target: tuple[Seat, ...] = (), user: str = "me", **fields: Any) -> Active:
+    file = JobFile.model_validate({"run": "true", **fields})
+    request = file.request()
+    job = Job(
+        number=number, name=file.name or f"job-{number}", user=user, submitted_s=NOW_S - 100 + number,
+        changed_s=NOW_S - 100 + number, spec={}, context=Context(cwd="/"), level=asked.level_of(file),
+        width_milli=request.width_milli, min_workers=request.min_workers, max_workers=request.max_workers,
+    )  # fmt: skip
+    found = Active(job, file, asked.request_of(job, file), target)
+    found.pool = 0 if target else -1
+    return found
+
+
+def decide(
+    jobs: list[Active],
+    where: Cluster,
+    policy: str = "elastic-fifo",
+    quotas: dict[str, Quota] | None = None,
+    estimates: Estimates | None = None,
+) -> tuple[dict[int, deciding.Verdict], dict[int, view.Hold]]:
+    names = {a.job.name: a.number for a in jobs}
+    holds, most = view.held(jobs, names, quotas or {}, NOW_S)
+    shown = [a for a in jobs if a.number not in holds]
+    snapshot = view.snapshot(shown, where, estimates or Estimates(), NOW_S, most)
+    held = {a.number: a.target for a in shown if a.target}
+    outcome = deciding.decide(plugins.find(policy, {}), None, "fewest-moves", snapshot, held)
+    return outcome.verdicts, holds
+
+
+def sizes(verdicts: dict[int, deciding.Verdict]) -> dict[int, int]:
+    return {number: len(verdict.seats) for number, verdict in verdicts.items()}
+
+
+def elastic(low: int, high: int) -> dict[str, Any]:
+    return {"elastic": {"min": low, "max": high}}
+
+
+def test_two_jobs_that_do_not_fit_together_share_the_machine() -> None:
+    verdicts, _ = decide([active(1, **elastic(1, 4)), active(2, **elastic(1, 4))], cluster(6))
+    assert sizes(verdicts) == {1: 3, 2: 3}
+    seats = [seat for verdict in verdicts.values() for seat in verdict.seats]
+    assert sorted(seats) == [Seat("node-0", (i,)) for i in range(6)]
+
+
+def test_who_has_a_seat_keeps_it() -> None:
+    mine = (Seat("node-0", (3,)), Seat("node-0", (5,)))
+    verdicts, _ = decide([active(1, target=mine, workers=2), active(2, workers=4)], cluster(6), "fit-first")
+    assert sorted(verdicts[1].seats) == sorted(mine)
+    assert len(verdicts[2].seats) == 4
+
+
+def test_a_job_that_was_asked_to_move_is_placed_there() -> None:
+    one = active(1, target=(Seat("node-0", (0,)), Seat("node-0", (1,))), workers=2)
+    one.job = msgspec.structs.replace(one.job, node="node-1")
+    verdicts, _ = decide([one], cluster(2, 2), "fifo")
+    assert {seat.node for seat in verdicts[1].seats} == {"node-1"}
+
+
+def test_a_drained_node_is_left() -> None:
+    one = active(1, target=(Seat("node-0", (0,)),), workers=1)
+    verdicts, _ = decide([one], cluster(2, 2, drained=("node-0",)), "fifo")
+    assert [seat.node for seat in verdicts[1].seats] == ["node-1"]
+
+
+def test_what_is_decided_but_has_no_place_is_told() -> None:
+    """Two workers of two devices each do not fit on nodes of three, though four devices are free."""
+    jobs = [active(1, workers=1, resources={"gpu": 2}), active(2, workers=2, resources={"gpu": 2})]
+    verdicts, _ = decide(jobs, cluster(3, 3), "fit-first")
+    without = [verdict for verdict in verdicts.values() if not verdict.seats]
+    assert [verdict.ground.name for verdict in without] == ["fragmented"]
+
+
+def test_jobs_go_only_where_their_device_type_is() -> None:
+    where = Cluster(
+        (
+            Node(name="a", pool="h200", devices=2, cpu_milli=1000, memory_mib=1000, gpu_memory_mib=100),
+            Node(name="b", pool="t4", devices=2, cpu_milli=1000, memory_mib=1000, gpu_memory_mib=50),
+        )
+    )
+    jobs = [active(n, workers=1, resources={"gpu": 1, "gpu_type": "t4"}) for n in (1, 2, 3)]
+    verdicts, _ = decide(jobs, where, "fit-first")
+    assert [seat.node for verdict in verdicts.values() for seat in verdict.seats] == ["b", "b"]
+
+
+def test_small_jobs_share_a_device() -> None:
+    jobs = [active(n, workers=1, resources={"gpu": 0.5, "gpu_memory": "4Gi"}) for n in (1, 2, 3)]
+    verdicts, _ = decide(jobs, cluster(2, pool="gpu", mib=16384), "fit-first")
+    used = Counter(seat.devices for verdict in verdicts.values() for seat in verdict.seats)
+    assert sorted(used.values()) == [1, 2]
+
+
+# What holds a job back.
+
+
+def test_holds_are_told_by_name() -> None:
+    suspended, waiting, failing = active(1, name="a"), active(2, after="a"), active(3)
+    suspended.job = msgspec.structs.replace(suspended.job, wish="suspend")
+    failing.job = msgspec.structs.replace(failing.job, not_before_s=NOW_S + 5, message="w0 was lost")
+    verdicts, holds = decide([suspended, waiting, failing, active(4)], cluster(8))
+    assert {number: hold.name for number, hold in holds.items()} == {1: "suspended", 2: "dependency", 3: "back-off"}
+    assert holds[3].until_s == NOW_S + 5
+    assert list(verdicts) == [4]
+
+
+def test_a_dependency_that_has_ended_holds_nobody() -> None:
+    _, holds = decide([active(2, after="gone")], cluster(8))
+    assert holds == {}
+
+
+def test_a_quota_bounds_what_one_user_has() -> None:
+    jobs = [active(1, **elastic(1, 8)), active(2, **elastic(2, 8)), active(3, **elastic(2, 8)), active(4, user="you")]
+    verdicts, holds = decide(jobs, cluster(8), quotas={"me": Quota(devices=4)})
+    assert {number: hold.name for number, hold in holds.items()} == {3: "quota"}
+    assert "4 devices" in holds[3].text
+    got = sizes(verdicts)
+    assert got[1] + got[2] == 4
+    assert got[4] == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_is_decided_fits(data: st.DataObject) -> None:
+    """Seats exist, nobody sits on a device that is full, and sizes are allowed."""
+    where = cluster(*data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)), pool="gpu", mib=1000)
+    jobs: list[Active] = []
+    for number in range(data.draw(st.integers(1, 6))):
+        low = data.draw(st.integers(1, 3))
+        high = data.draw(st.integers(low, 5))
+        width = data.draw(st.sampled_from([0.25, 0.5, 1, 2]))
+        jobs.append(active(number, **elastic(low, high), resources={"gpu": width}))
+    policy = data.draw(st.sampled_from(["elastic-fifo", "stretto", "afs-l", "fit-first", "tiresias"]))
+    for _ in range(2):
+        verdicts, _ = decide(jobs, where, policy)
+        used: Counter[tuple[str, int]] = Counter()
+        for one in jobs:
+            seats = verdicts[one.number].seats
+            assert len(seats) == 0 or one.request.min_workers <= len(seats) <= one.request.max_workers
+            for seat in seats:
+                node = next(n for n in where.nodes if n.name == seat.node)
+                assert all(device < node.devices for device in seat.devices)
+                for device in seat.devices:
+                    used[seat.node, device] += min(one.request.width_milli, 1000)
+            one.target, one.pool = seats, verdicts[one.number].pool
+        assert max(used.values(), default=0) <= 1000
+
+
+def test_a_policy_that_breaks_its_word_is_named() -> None:
+    from stretto.errors import PolicyError
+
+    broken = msgspec.structs.replace(plugins.find("fifo", {}), function=lambda *_: 1 / 0, rule=None)
+    snapshot = view.snapshot([active(1)], cluster(2), Estimates(), NOW_S, {})
+    with pytest.raises(PolicyError, match="ZeroDivisionError"):
+        deciding.decide(broken, None, "pack", snapshot, {})
+
+
+# What is learned.
+
+
+def test_speeds_that_were_measured_change_what_is_believed() -> None:
+    estimates = Estimates()
+    one = active(1, name="slow", **elastic(1, 8))
+    before = view.snapshot([one], cluster(8), estimates, NOW_S, {})
+    for workers, step_s in ((1, 1.0), (2, 0.9), (4, 0.88)):
+        for _ in range(5):
+            estimates.observe(1, "cpu", workers, step_s)
+    after = view.snapshot([one], cluster(8), estimates, NOW_S, {})
+    assert before.rates[0, before.curve[0], 2] / before.rates[0, before.curve[0], 1] == pytest.approx(2.0)
+    assert after.rates[0, after.curve[0], 4] / after.rates[0, after.curve[0], 1] < 1.3
+
+
+def test_what_was_learned_outlives_the_server() -> None:
+    estimates = Estimates()
+    one = active(1, name="digits", **elastic(1, 4))
+    for workers, step_s in ((1, 1.0), (2, 0.9), (4, 0.85)):
+        estimates.observe(1, "cpu", workers, step_s)
+    job = msgspec.structs.replace(one.job, steps=100, device_s=100.0)
+    blob = estimates.ended(job, "digits", 1)
+    again = Estimates({"digits": blob, "broken": b"not json"})
+    two = active(2, name="digits", **elastic(1, 4))
+    snapshot = view.snapshot([two], cluster(8), again, NOW_S, {})
+    row = snapshot.rates[0, snapshot.curve[0]]
+    assert row[4] / row[1] < 1.5
+    assert len(snapshot.history) == 1
+    assert snapshot.history.size_s[0] == pytest.approx(100.0, rel=0.05)
