@@ -23,8 +23,8 @@ lint: $(READY)  ## Check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-demo: $(READY)  ## Two 4-GPU jobs on 6 GPUs, gang beside elastic: timelines, and a picture in out/
-	$(BIN)/stretto sim timeline examples/two-jobs.csv --cluster 1x6 --policies gang,stretto --png out/two-jobs.png
+demo: $(READY)  ## Two real training jobs that do not fit together, gang beside elastic; a table, and a picture in out/
+	$(BIN)/stretto lab demo --png out/two-jobs.png
 
 bench: $(READY)  ## Run every benchmark; STRETTO_DATA=folder adds those that need the public traces
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file; done

@@ -17,9 +17,9 @@ def report(
     ratio: float | None,
     unit: str,
     goal: str,
-    ok: bool,
+    ok: bool | None,
     **more: object,
 ) -> None:
-    """Print the line. `ok` is about the goal alone, and False where a figure is missing."""
+    """Print the line. `ok` is about the goal alone: False where a figure is missing, None where the peer is not here."""
     line = {"name": name, "ours": ours, "peer": peer, "ratio": ratio, "unit": unit, "goal": goal, "ok": ok, **more}
     print(json.dumps(line), flush=True)

@@ -47,6 +47,7 @@ def test_a_job_begins_with_its_submission() -> None:
 def test_times_and_device_seconds_are_counted() -> None:
     job = story(
         (110.0, launched("w0")),
+        (115.0, e.Resized(workers=2, before=1, reason="grown", text="")),
         (115.0, launched("w1")),
         (120.0, exited("w0")),
         (130.0, exited("w1")),
@@ -62,7 +63,9 @@ def test_times_and_device_seconds_are_counted() -> None:
 
 
 def test_only_a_stop_that_was_asked_for_against_its_wish_is_a_preemption() -> None:
-    leaving = e.Leaving(worker="w0", why="others are more urgent")
+    leaving = e.Leaving(worker="w0", why="others are more urgent", preempted=True)
+    failed = e.Leaving(worker="w0", why="the job has failed")
+    assert story((1.0, launched("w0")), (2.0, failed), (3.0, exited("w0"))).preemptions == 0
     assert story((1.0, launched("w0")), (2.0, leaving), (3.0, exited("w0"))).preemptions == 1
     assert story((1.0, launched("w0")), (3.0, exited("w0"))).preemptions == 0
     suspended = story(

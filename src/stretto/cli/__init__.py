@@ -23,10 +23,39 @@ app = App(
     result_action="return_value",
 )
 app.command("stretto.cli.sim:app", name="sim", help="Simulate a trace under a policy; compare, draw, explain.")
-app.command("stretto.cli.policy:app", name="policy", help="The scheduling policies: list them, show one.")
 app.command("stretto.cli.trace:app", name="trace", help="Traces: make one, look into one, convert one.")
 app.command("stretto.cli.job:app", name="job", help="Job files: check one, print the schema.")
 app.command("stretto.cli.lab:app", name="lab", help="The experiments of the documentation, re-run.")
+
+policy = App(name="policy", help="The scheduling policies: list, show; the one in force.", help_format="plaintext")
+policy.command("stretto.cli.policy:list_", name="list", help="List every policy: built in, or installed as a plug-in.")
+policy.command("stretto.cli.policy:show_", name="show", help="Show one policy: what it does, promises and takes.")
+policy.command("stretto.cli.cluster:policy_get", name="get", help="Print the policy that is in force.")
+policy.command("stretto.cli.cluster:policy_set", name="set", help="Change the policy while jobs run.")
+app.command(policy)
+
+for _verb, _where, _help in (
+    ("up", "server:up", "Start the server on this machine."),
+    ("down", "server:down", "Stop it; jobs go on for a grace."),
+    ("run", "run:run", "Run a script or command as a job, and follow it. Options of the script come after --."),
+    ("submit", "submit:submit", "Submit a job file."),
+    ("ps", "jobs:ps", "List jobs."),
+    ("show", "jobs:show_", "Show one job."),
+    ("why", "jobs:why", "Say why a job has the workers it has, or waits."),
+    ("logs", "watching:logs", "Print or follow the log of a job."),
+    ("events", "watching:events", "Print or follow what happens."),
+    ("top", "top:top", "Watch devices, jobs and the queue, live."),
+    ("cancel", "jobs:cancel", "Cancel jobs."),
+    ("suspend", "jobs:suspend", "Suspend jobs."),
+    ("resume", "jobs:resume", "Let suspended jobs go on."),
+    ("scale", "jobs:scale", "Change between how many workers a job may run."),
+    ("migrate", "jobs:migrate", "Move a job to another node."),
+    ("nodes", "cluster:nodes", "List nodes; drain one, or take it into use again."),
+    ("forecast", "cluster:forecast", "Say when jobs will start and end."),
+    ("token", "cluster:token", "Tokens: create, list, revoke."),
+    ("completion", "completion:completion", "Print a script that completes words in your shell."),
+):
+    app.command(f"stretto.cli.{_where}", name=_verb, help=_help)
 
 
 @app.command

@@ -64,6 +64,31 @@ def field(
     print("\n".join(experiment.verdicts(found)))
 
 
+@app.command
+def demo(
+    *,
+    script: Path = Path("examples/digits_cnn.py"),
+    rounds: int = 10,
+    png: Path | None = Path("out/two-jobs.png"),
+) -> None:
+    """Two real training jobs that do not fit together, under a gang scheduler and elastic, on this machine.
+
+    Parameters
+    ----------
+    script
+        What both jobs train; it takes --rounds.
+    rounds
+        How long.
+    png
+        Where the picture goes.
+    """
+    from stretto.lab import demo as story
+
+    if not script.is_file():
+        raise UsageError(f"there is no script {script}", hint="run it in the project's folder, or give --script")
+    story.run(script.absolute(), ["--rounds", str(rounds)], png)
+
+
 def write_between(page: Path, text: str, start: str = "<!-- table -->", end: str = "<!-- /table -->") -> None:
     """Replace what stands between two marker lines of a page."""
     old = page.read_text() if page.is_file() else f"{start}\n{end}\n"

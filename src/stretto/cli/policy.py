@@ -1,4 +1,4 @@
-"""`stretto policy …`: which policies there are, what they promise and which options they take."""
+"""`stretto policy list` and `show`: which policies there are, what they promise and which options they take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from stretto import plugins
 from stretto.cli import show
@@ -19,10 +19,7 @@ from stretto.core.policies import ALIASES, BUILTIN
 from stretto.core.policy import Entry, Traits
 from stretto.errors import PolicyError
 
-app = App(name="policy", help="The scheduling policies: list them, show one.", help_format="plaintext")
 
-
-@app.command(name="list")
 def list_(
     *,
     json: Json = False,
@@ -38,7 +35,6 @@ def list_(
             print(f"{name:<{wide[0]}}  {kind:<{wide[1]}}  preempts {preempts:<{wide[2]}}  {summary}")
 
 
-@app.command(name="show")
 def show_(
     name: Annotated[str, Parameter(help="A policy's name, or file.py[:name].")],
     /,

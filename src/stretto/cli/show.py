@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -35,11 +36,35 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(shown)
 
 
+def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+    """A table in plain text, which costs nothing to print; at a terminal its last column ends where the line does."""
+    wide = [max([len(heading), *(len(row[i]) for row in rows)]) for i, heading in enumerate(headings)]
+    most = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
+    for row in [headings, *rows]:
+        cells = [
+            cell.rjust(width) if heading in right else cell.ljust(width)
+            for cell, width, heading in zip(row, wide, headings, strict=True)
+        ]
+        line = "  ".join(cells).rstrip()
+        print(line if len(line) <= most else line[: most - 1] + "…")
+
+
+def note(text: str) -> None:
+    """Something beside the result."""
+    print(text, file=sys.stderr)
+
+
+def now_s() -> float:
+    """Of this machine's clock, for `3m12s ago`."""
+    return time.time()  # noqa: TID251
+
+
 def listing(pairs: Sequence[tuple[str, str]]) -> None:
     """Names and values, one pair per line."""
     wide = max(len(name) for name, _ in pairs)
     for name, value in pairs:
-        print(f"{name:<{wide}}  {value}".rstrip())
+        lines = value.rstrip().replace("\n", "\n" + " " * (wide + 2))
+        print(f"{name:<{wide}}  {lines}".rstrip())
 
 
 @contextmanager

@@ -280,7 +280,8 @@ def settle(view: Snapshot, decision: Decision) -> Decision:
     gain[changed] = gain_s(few, decision.workers[changed], decision.pool[changed])
     left_s[changed] = _left_s(few)
     loses = changed & (decision.workers > 0) & ~(gain > view.resize_s)
-    nearly = left_s <= np.where(changed, view.resize_s, -1.0)
+    # A guess at a length is too little to keep others waiting for.
+    nearly = np.isfinite(view.remaining) & (left_s <= np.where(changed, view.resize_s, -1.0))
     # Who has another size than it may have by now, because it was scaled, cannot keep it.
     allowed = (view.workers >= view.min_workers) & (view.workers <= view.max_workers)
     if view.step is not None:

@@ -64,10 +64,12 @@ class Running(_Event, frozen=True, kw_only=True):
 
 
 class Leaving(_Event, frozen=True, kw_only=True):
-    """A worker was asked to end: the job shrinks, moves, is preempted, suspended or cancelled."""
+    """A worker was asked to end: the job shrinks, moves, is preempted, suspended or cancelled, or has failed."""
 
     worker: str
     why: str
+    preempted: bool = False
+    """Others need its place; its job would go on."""
 
 
 class Exited(_Event, frozen=True, kw_only=True):
@@ -103,6 +105,7 @@ class Progressed(_Event, frozen=True, kw_only=True):
     steps: int
     total_steps: int | None = None
     metrics: dict[str, float] = {}
+    paused_s: float = 0.0
 
 
 class Migrated(_Event, frozen=True, kw_only=True):

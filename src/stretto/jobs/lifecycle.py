@@ -33,23 +33,22 @@ def apply(job: Job | None, event: e.Event, at_s: float) -> Job:
             return _launched(job, event, at_s)
         case e.Running(worker=name, launch=launch, pid=pid):
             return _changed(job, name, launch, pid=pid)
-        case e.Leaving(worker=name, why=why):
-            return _changed(job, name, None, leaving=why)
+        case e.Leaving(worker=name, why=why, preempted=preempted):
+            return _changed(job, name, None, leaving=why, preempted=preempted)
         case e.Exited(worker=name, launch=launch):
             return _exited(job, name, launch, at_s)
         case e.Retried(not_before_s=not_before_s, text=text):
             return _with(job, failures=job.failures + 1, not_before_s=not_before_s, message=text)
-        case e.Progressed(steps=steps, total_steps=total, metrics=metrics):
-            further = steps > job.steps
-            return _with(
-                job, steps=steps, total_steps=total, metrics=metrics, failures=0 if further else job.failures
-            )  # fmt: skip
+        case e.Progressed():
+            return _progressed(job, event)
         case e.Migrated():
             return _with(job, migrations=job.migrations + 1)
         case e.Ended(phase=phase, message=message, exit_code=code):
             job = accounted(job, at_s)
             return _with(job, phase=phase, message=message, exit_code=code, ended_s=at_s, workers=())
-        case e.Resized() | e.Noted():
+        case e.Resized(workers=workers, before=before):
+            return _with(job, resizes=job.resizes + bool(workers and before))
+        case e.Noted():
             return job
 
 
@@ -86,7 +85,6 @@ def _launched(job: Job, event: e.Launched, at_s: float) -> Job:
         phase="running",
         started_s=at_s if job.started_s is None else job.started_s,
         starts=job.starts + first,
-        resizes=job.resizes + (not first),
     )
 
 
@@ -100,7 +98,18 @@ def _exited(job: Job, name: str, launch: str, at_s: float) -> Job:
         return job
     if job.wish == "suspend":
         return _with(job, phase="suspended")
-    return _with(job, phase="queued", preemptions=job.preemptions + bool(gone.leaving and job.wish == "run"))
+    return _with(job, phase="queued", preemptions=job.preemptions + (gone.preempted and job.wish == "run"))
+
+
+def _progressed(job: Job, event: e.Progressed) -> Job:
+    return _with(
+        job,
+        steps=event.steps,
+        total_steps=event.total_steps,
+        metrics=event.metrics,
+        paused_s=event.paused_s,
+        failures=0 if event.steps > job.steps else job.failures,
+    )
 
 
 def accounted(job: Job, at_s: float) -> Job:

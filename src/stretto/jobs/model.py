@@ -38,6 +38,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Once it has one."""
     leaving: str = ""
     """Why it was asked to end; empty while it was not."""
+    preempted: bool = False
+    """It was asked to although its job would go on."""
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +94,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     starts: int = 0
     """From no worker to some."""
     resizes: int = 0
+    """From some workers to another number of them."""
     preemptions: int = 0
     """From some to none though it wished to run."""
     migrations: int = 0
@@ -99,6 +102,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Committed, as last recorded."""
     total_steps: int | None = None
     metrics: dict[str, float] = {}
+    paused_s: float = 0.0
+    """Time without a step because of resizes and losses, as the worker that was there longest saw it."""
 
     @property
     def ended(self) -> bool:

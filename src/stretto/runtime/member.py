@@ -53,6 +53,8 @@ class Member:
         self.metrics: dict[str, float] = {}
         self.total = 0
         """Steps of the job as far as its script has said; 0: not known."""
+        self.paused_s = 0.0
+        """Spent on getting into generations since it is a member."""
         self.welcome: Welcome | None = None
         self.loops_done = 0
         self.newest: Switch | None = None
@@ -95,6 +97,7 @@ class Member:
                 applied=self.applied,
                 metrics=dict(self.metrics),
                 total=self.total,
+                paused_s=self.paused_s,
             )
 
     def hear(self, message: Message) -> None:

@@ -90,6 +90,8 @@ class Heartbeat(Message):
     metrics: dict[str, float] = field(default_factory=dict)
     total: int = 0
     """Steps of the job, those done included, as far as its script has said; 0: not known."""
+    paused_s: float = 0.0
+    """Time that this worker, as a member, spent on getting into generations instead of training."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,10 +31,16 @@ class Progress:
     steps: int = 0
     total: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    paused_s: float = 0.0
     rate: float = 0.0
     """Steps per second, lately."""
     recorded_s: float = 0.0
     """When it was last made an event."""
+
+    def event(self) -> e.Progressed:
+        return e.Progressed(
+            steps=self.steps, total_steps=self.total, metrics=dict(self.metrics), paused_s=round(self.paused_s, 6)
+        )
 
 
 class Reasoned(Protocol):
@@ -156,7 +162,7 @@ class Book:
     def _enter(self, job: Job, file: JobFile) -> Active:
         active = self.jobs[job.number] = Active(job, file, request_of(job, file))
         active.progress.steps, active.progress.total = job.steps, job.total_steps
-        active.progress.metrics = dict(job.metrics)
+        active.progress.metrics, active.progress.paused_s = dict(job.metrics), job.paused_s
         active.target = tuple(sorted(worker.seat for worker in job.workers if not worker.leaving))
         self.names[job.name] = job.number
         return active

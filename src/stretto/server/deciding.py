@@ -30,6 +30,8 @@ class Ground(NamedTuple):
     code: int
     first: float = 0.0
     second: float = 0.0
+    unit: str = "GPU"
+    """What a device is called."""
 
     @property
     def name(self) -> str:
@@ -37,7 +39,7 @@ class Ground(NamedTuple):
 
     @property
     def text(self) -> str:
-        return reasons.explain(self.code, self.first, self.second)
+        return reasons.explain(self.code, self.first, self.second).replace("GPU", self.unit)
 
 
 class Verdict(NamedTuple):
@@ -74,7 +76,9 @@ def decide(policy: Policy, memory: Memory, place: str, view: Snapshot, held: Map
     for (first, second), number, got, wish, pool, code, gone in zip(
         decision.detail.tolist(), *(column.tolist() for column in columns), strict=True
     ):
-        ground = Ground(code, first, second) if got == wish else Ground(*reasons.fragmented(wish, got, free))
+        if got != wish:
+            code, first, second = reasons.fragmented(wish, got, free)
+        ground = Ground(code, first, second, "slot" if view.pools[max(pool, 0)] == "cpu" else "GPU")
         verdicts[number] = Verdict(seats.get(number, ()), pool, ground, gone)
     return Outcome(verdicts, decision.memory, decision.wake_s)
 

@@ -275,8 +275,10 @@ class Loop:
             worker = active.job.worker(name)
             if worker is not None:
                 self._deadlines[worker.launch] = self.clock() + grace_s
-        why = active.ground.text
-        self.book.record(active.number, *(e.Leaving(worker=name, why=why) for name in workers))
+        failing = self._driver(active).failing
+        why = "the job has failed" if failing else active.ground.text
+        taken = not failing and active.job.wish == "run"
+        self.book.record(active.number, *(e.Leaving(worker=name, why=why, preempted=taken) for name in workers))
 
     def _signal(self, active: Active, name: str, *, hard: bool) -> None:
         worker = active.job.worker(name)
@@ -313,8 +315,10 @@ class Loop:
         job, file = active.job, active.file
         env = asked.environment(job, file, self.environment)
         env |= self._driver(active).environment(event.worker, event.seat, event.member, size)
-        logs = self._around.folder / job.id / "logs"
+        folder = self._around.folder / job.id
+        logs = folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
+        env["STRETTO_JOB_FOLDER"] = str(folder)
         launch = Launch(
             id=event.launch,
             job=job.number,
@@ -392,9 +396,7 @@ class Loop:
         progress = active.progress
         events: list[e.Event] = []
         if progress.steps != active.job.steps or progress.total != active.job.total_steps:
-            events.append(
-                e.Progressed(steps=progress.steps, total_steps=progress.total, metrics=dict(progress.metrics))
-            )
+            events.append(progress.event())
         events.append(e.Ended(phase=end.phase, message=end.message, exit_code=end.exit_code))
         active.target = ()
         self.book.record(active.number, *events)
@@ -437,10 +439,7 @@ class Loop:
     def _record_progress(self, active: Active) -> None:
         progress = active.progress
         progress.recorded_s = self.clock()
-        self.book.record(
-            active.number,
-            e.Progressed(steps=progress.steps, total_steps=progress.total, metrics=dict(progress.metrics)),
-        )
+        self.book.record(active.number, progress.event())
 
     # Deadlines.
 

@@ -511,7 +511,11 @@ class Plane:
         now = lifecycle.accounted(active.job, self.clock())
         progress = active.progress
         return msgspec.structs.replace(
-            now, steps=progress.steps, total_steps=progress.total, metrics=dict(progress.metrics)
+            now,
+            steps=progress.steps,
+            total_steps=progress.total,
+            metrics=dict(progress.metrics),
+            paused_s=progress.paused_s,
         )
 
 

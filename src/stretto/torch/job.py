@@ -26,6 +26,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stretto.errors import StrettoError
+from stretto.runtime import pacer
 from stretto.runtime.channel import NoCoordinator
 from stretto.runtime.ledger import SUFFIX, Ledger
 from stretto.runtime.member import Evicted
@@ -98,6 +99,7 @@ class Job:
         self._plan: Plan | None = None
         self._undo = Undo(holder, device, world.habits if world is not None else Habits())
         self._metrics: dict[str, float] = {}
+        self._pacer = pacer.from_environment()
         if world is not None:
             world.restore = self._restore
 
@@ -278,6 +280,7 @@ class Job:
                 finally:
                     self._in_body = False
             self.gate.end()
+            self._pacer.pause()
             if plan.size < loop.size:
                 self._check_stepped()
             if self._settle():

@@ -224,6 +224,7 @@ class World:
 
     def _form(self, switch: Switch, cursor: Cursor) -> Cursor:
         """Enter a generation, or a later one if it breaks: connect, learn who holds what, take what is missing."""
+        began_s, counts = time.monotonic(), self.member.holds_state
         while True:
             self.check_lease()
             self.member.enter(switch)
@@ -251,6 +252,7 @@ class World:
                     before.retire()
             with self.member.changed:
                 self.member.applied, self.member.holds_state = found.applied, True
+                self.member.paused_s += time.monotonic() - began_s if counts else 0.0
             fact = Formed(generation=switch.generation, applied=found.applied, loop=found.loop)
             self.channel.send(self.member.state(fact))
             return found

@@ -10,6 +10,9 @@ standard input, output and error. The answer is the worker's pid with a descript
 it has ended, is its exit status. The connection ties a worker to whoever asked for it: when it closes, the worker is
 killed. When the owner's end of the control socket closes, or the server dies, all workers die.
 
+A request may also name a run directory. Then the fork is the launch's supervisor (`supervisor.py`, loaded from beside
+this file), which outlives everybody here, and the worker is a fork of that.
+
 The worker returns from the loop into `serve`, and from there runs the script in the real `__main__`. Exceptions leave
 through the interpreter's own exit, so that `atexit`, exit codes and signals are those of `python script.py`.
 """
@@ -21,6 +24,7 @@ import ctypes
 import gc
 import importlib
 import importlib.machinery
+import importlib.util
 import io
 import json
 import os
@@ -39,6 +43,8 @@ from typing import Any, TextIO, cast
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+
+MARK = b"STRETTO_LAUNCH="
 
 _libc = ctypes.CDLL(None)
 
@@ -84,6 +90,7 @@ def serve(config_path: str) -> None:
         control.send(json.dumps({"failed": str(reason)}).encode())
         return
     host = Host(socket.socket(fileno=config["listener"]), control, _thread_setters())
+    supervisor = _beside("supervisor")
     gc.collect()
     gc.freeze()
     control.send(json.dumps(ready).encode())
@@ -92,8 +99,19 @@ def serve(config_path: str) -> None:
         # The owner may have died, and then nobody else would.
         shutil.rmtree(os.path.dirname(config_path), ignore_errors=True)
         os._exit(0)
+    if "supervise" in request:
+        supervisor.supervise(request["supervise"], request["ready"], "forked")
     _become(request, ready["imported_env"], host.thread_setters)
     _run(request)
+
+
+def _beside(name: str) -> Any:
+    """A file of ours in this folder, as a module that nobody else sees."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    spec: Any = importlib.util.spec_from_file_location(f"_stretto_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _prepare(config: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +216,7 @@ class Host:
                 raise PermissionError("another user's process asked for a worker")
             # The packet is sent right after the connection is made; who does not send it must not hold up the others.
             connection.settimeout(1.0)
-            _, fds, _, _ = socket.recv_fds(connection, 64, 4, socket.MSG_CMSG_CLOEXEC)
+            _, fds, _, _ = socket.recv_fds(connection, 64, 5, socket.MSG_CMSG_CLOEXEC)
             with open(fds[0], "rb", closefd=False) as file:
                 file.seek(0)
                 request = cast("dict[str, Any]", json.load(file))
@@ -213,14 +231,20 @@ class Host:
             return self._leave(connection, request, fds)
         _close(fds)
         self._answer(connection, pid)
+        if "supervise" in request:
+            connection.close()
+        else:
+            self.workers[pid] = connection
+            self.selector.register(connection, selectors.EVENT_READ)
         return None
 
     def _leave(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         """In the fork: let go of everything of the server's."""
         os.setsid()
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != self.pid:
-            os._exit(1)
+        if "supervise" not in request:
+            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != self.pid:
+                os._exit(1)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
@@ -229,12 +253,10 @@ class Host:
             each.close()
         for number, fd in enumerate(fds[1:4]):
             os.dup2(fd, number)
-        _close(fds)
-        return request
+        _close(fds[:4])
+        return {**request, "ready": fds[4]} if "supervise" in request else request
 
     def _answer(self, connection: socket.socket, pid: int) -> None:
-        self.workers[pid] = connection
-        self.selector.register(connection, selectors.EVENT_READ)
         pidfd = os.pidfd_open(pid)
         # A client that has gone already is noticed by its closed connection, and its worker killed then.
         with contextlib.suppress(OSError):
@@ -318,12 +340,30 @@ def _become(request: dict[str, Any], imported_env: dict[str, str], thread_setter
         env["LC_CTYPE"] = os.environ["LC_CTYPE"]
     os.environ.clear()
     os.environ.update(env)
+    _show_mark(env)
     time.tzset()
     sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
     _open_streams(request["unbuffered"] or bool(env.get("PYTHONUNBUFFERED")))
     _forget()
     for setter in thread_setters:
         setter(env)
+
+
+def _show_mark(env: dict[str, str]) -> None:
+    """Let /proc show the launch that we belong to: it shows the variables as they lay in memory at the server's start.
+
+    There the server has an entry of the same name, with room for any launch id.
+    """
+    mark = env.get(MARK.decode().rstrip("="), "").encode()
+    if not mark:
+        return
+    with open("/proc/self/stat", "rb") as file:
+        begin, end = map(int, file.read().rpartition(b")")[2].split()[47:49])
+    shown = ctypes.string_at(begin, end - begin).split(b"\0")
+    for number, entry in enumerate(shown):
+        if entry.startswith(MARK) and len(mark) <= len(entry) - len(MARK):
+            at = begin + sum(len(each) + 1 for each in shown[:number]) + len(MARK)
+            ctypes.memmove(at, mark.ljust(len(entry) - len(MARK), b"\0"), len(entry) - len(MARK))
 
 
 def _open_streams(unbuffered: bool) -> None:

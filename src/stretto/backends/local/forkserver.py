@@ -6,7 +6,7 @@ and PYTHON* variables, variables that libraries read while they are imported) ca
 worker that needs it is refused with the reason, and its launcher starts it in the plain way.
 
 The server ends with its owner, the process that made it, and its workers end with the server; a worker also ends with
-whoever asked for it.
+whoever asked for it. Not so those that were asked for by `supervise`: they have a supervisor of their own.
 
 Not as in a new interpreter: all workers of a server share the seed of `hash`, and `ps` shows the server's command line.
 """
@@ -24,13 +24,18 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from stretto.backends.local.containment import MARK
 from stretto.errors import StrettoError
+
+MARK_ROOM = 64
+"""What a fork has room for in the variable that says which launch it belongs to."""
 
 _HOST = Path(__file__).with_name("forkhost.py")
 
@@ -147,7 +152,10 @@ def parse(command: Sequence[str]) -> Program | str:
 
 
 class ForkServer:
-    """One warm interpreter. Starts at once and imports in the background; refuses until that is done."""
+    """One warm interpreter. Starts at once and imports in the background; refuses until that is done.
+
+    It may be used from several threads.
+    """
 
     def __init__(
         self,
@@ -173,6 +181,7 @@ class ForkServer:
         self._home = env.get("HOME", "")
         self._imported_env: dict[str, str] = {}
         self._user_site = False
+        self._hearing = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = self._start(_server_env(env), tuple(preload), cache or _cache_folder(env), theirs)
 
@@ -228,23 +237,24 @@ class ForkServer:
 
     def fork(self, command: Sequence[str], env: Mapping[str, str], cwd: str, stdio: tuple[int, int, int]) -> Forked:
         """Make a worker that runs the command; raises `ForkFailed`. The descriptors stay the caller's."""
-        program = parse(command)
-        if isinstance(program, str):
-            raise ForkFailed(program)
-        request = {
-            "command": list(command),
-            "script": program.script,
-            "module": program.module,
-            "args": program.args,
-            "unbuffered": program.unbuffered,
-            "env": dict(env),
-            "cwd": cwd,
-            "umask": _umask(),
-            "limits": [(which, resource.getrlimit(which)) for which in _LIMITS],
-        }
+        return self._request(_request(command, env, cwd), stdio)
+
+    def supervise(
+        self, command: Sequence[str], env: Mapping[str, str], cwd: str, folder: str, fds: tuple[int, int, int, int]
+    ) -> tuple[int, int]:
+        """Make a supervisor for this run directory, which makes the worker; raises `ForkFailed`.
+
+        The descriptors are the supervisor's standard ones, and the one that it reports to. The answer is its pid, and a
+        descriptor of the process. It is nobody's: it outlives the server and us.
+        """
+        forked = self._request({**_request(command, env, cwd), "supervise": folder}, fds)
+        forked.connection.close()
+        return forked.pid, forked.pidfd
+
+    def _request(self, request: dict[str, Any], fds: tuple[int, ...]) -> Forked:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            return self._ask(connection, json.dumps(request).encode(), stdio)
+            return self._ask(connection, json.dumps(request).encode(), fds)
         except (OSError, ValueError, LookupError) as error:
             connection.close()
             raise ForkFailed(f"the fork server did not answer: {error!r}") from None
@@ -252,21 +262,21 @@ class ForkServer:
             connection.close()
             raise
 
-    def _ask(self, connection: socket.socket, request: bytes, stdio: tuple[int, int, int]) -> Forked:
+    def _ask(self, connection: socket.socket, request: bytes, fds: tuple[int, ...]) -> Forked:
         connection.settimeout(30.0)
         connection.connect(self.address)
         # A file of its own: a packet has a limit that an environment may exceed.
         with open(os.memfd_create("stretto-request"), "wb", buffering=0) as file:
             file.write(request)
-            socket.send_fds(connection, [b"fork"], [file.fileno(), *stdio])
-        data, fds, _, _ = socket.recv_fds(connection, 65536, 1, socket.MSG_CMSG_CLOEXEC)
+            socket.send_fds(connection, [b"fork"], [file.fileno(), *fds])
+        data, pidfds, _, _ = socket.recv_fds(connection, 65536, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise ForkFailed("the fork server ended before it had made the worker")
         answer: dict[str, Any] = json.loads(data)
         if "error" in answer:
             raise ForkFailed(f"the fork server could not fork: {answer['error']}")
         connection.setblocking(False)
-        return Forked(answer["pid"], fds[0], connection)
+        return Forked(answer["pid"], pidfds[0], connection)
 
     def retire(self) -> None:
         """Take no more requests, and end when the last worker has ended."""
@@ -302,6 +312,10 @@ class ForkServer:
 
     def _listen(self) -> None:
         """Take the server's word on its imports, if it has spoken; notice when it has ended."""
+        with self._hearing:
+            self._listen_alone()
+
+    def _listen_alone(self) -> None:
         if self.failure:
             return
         if not self.ready and select.select([self._control], [], [], 0)[0]:
@@ -355,16 +369,24 @@ class ForkServer:
 
 
 class ForkServers:
-    """One fork server per environment, made on first use, replaced when the environment's contents change."""
+    """One fork server per environment, made on first use, replaced when the environment's contents change.
+
+    It may be used from several threads.
+    """
 
     def __init__(self, *, preload: Sequence[str] = ("torch",), cache: Path | None = None) -> None:
         self._preload = tuple(preload)
         self._cache = cache
         self._servers: dict[tuple[str, tuple[tuple[str, str], ...]], ForkServer] = {}
         self._retired: list[ForkServer] = []
+        self._lock = threading.Lock()
 
     def get(self, python: str, env: Mapping[str, str]) -> ForkServer:
         """The server for this interpreter and these variables; it may still be importing. Raises `ForkFailed`."""
+        with self._lock:
+            return self._get(python, env)
+
+    def _get(self, python: str, env: Mapping[str, str]) -> ForkServer:
         self._bury()
         where = os.path.abspath(python), tuple(sorted(at_start(env).items()))
         server = self._servers.get(where)
@@ -394,13 +416,30 @@ class ForkServers:
             self._retired.remove(server)
 
 
+def _request(command: Sequence[str], env: Mapping[str, str], cwd: str) -> dict[str, Any]:
+    program = parse(command)
+    if isinstance(program, str):
+        raise ForkFailed(program)
+    return {
+        "command": list(command),
+        "script": program.script,
+        "module": program.module,
+        "args": program.args,
+        "unbuffered": program.unbuffered,
+        "env": dict(env),
+        "cwd": cwd,
+        "umask": umask(),
+        "limits": limits(),
+    }
+
+
 _LIMITS = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
 
 
 def _server_env(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of the server itself: numbers of threads are the workers', and a library must not start any."""
     kept = {name: value for name, value in env.items() if not name.endswith("_NUM_THREADS") and name != "PYTHONPATH"}
-    return {**kept, "OPENBLAS_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1"}
+    return {**kept, "OPENBLAS_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1", MARK: "-" * MARK_ROOM}
 
 
 def _cache_folder(env: Mapping[str, str]) -> Path:
@@ -414,7 +453,12 @@ def _short_folder() -> str:
     return usual if len(usual) < 70 else "/tmp"
 
 
-def _umask() -> int:
+def limits() -> list[tuple[int, tuple[int, int]]]:
+    """The resource limits that a child of ours would have."""
+    return [(which, resource.getrlimit(which)) for which in _LIMITS]
+
+
+def umask() -> int:
     """Read, not set and restored: other threads may be creating files."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))

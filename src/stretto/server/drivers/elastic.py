@@ -131,6 +131,7 @@ class ElasticDriver(Driver):
                 progress = self.active.progress
                 progress.steps = max(progress.steps, committed)
                 progress.metrics = {name: value for name, value in heartbeat.metrics.items() if math.isfinite(value)}
+                progress.paused_s = max(progress.paused_s, heartbeat.paused_s)
                 if heartbeat.total:
                     progress.total = heartbeat.total
                 self.around.progressed(number)

@@ -1,0 +1,34 @@
+"""The application: all endpoints around one control plane."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Response
+
+from stretto.api import cluster, health, history, jobs, joining, problems, reading, tokens
+from stretto.api.auth import Auth
+from stretto.api.describing import describe
+from stretto.api.observed import Observed
+from stretto.api.parts import Parts
+from stretto.server.plane import Plane
+
+
+def create_app(plane: Plane, auth: Auth) -> FastAPI:
+    """`app.state.parts` is what its endpoints work with; call its `stop` before the server is shut down."""
+    app = FastAPI(
+        title="Stretto",
+        openapi_url="/v1/openapi.json",
+        docs_url="/docs",
+        redoc_url=None,
+        redirect_slashes=False,
+        default_response_class=Response,
+        telemetry={"tracing": False, "metrics": False},
+    )
+    parts = app.state.parts = Parts(plane, auth, Observed(plane, plane.clock))
+    app.state.registry = health.registry(parts)
+    # The first is found first.
+    app.router.routes.insert(0, jobs.submission_route())
+    for module in (jobs, history, reading, joining, cluster, tokens, health):
+        app.router.routes.extend(module.router.routes)
+    problems.install(app)
+    describe(app)
+    return app

@@ -1,0 +1,123 @@
+"""Who asks, and what they may do.
+
+A token's secret is 256 random bits; the store knows its SHA-256 only. What the store said is believed for a minute, so
+that a request costs no query; tokens that are revoked here are forgotten at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple
+
+from starlette.requests import HTTPConnection
+
+from stretto.api.problems import Unauthenticated
+from stretto.errors import Conflict, Denied, NotFound
+from stretto.jobs.model import Job
+from stretto.store import Role, Store, Token
+
+_BELIEVED_S = 60.0
+_MOST_REMEMBERED = 10_000
+_RANK: dict[Role, int] = {"viewer": 0, "user": 1, "admin": 2}
+_PREFIX = "stretto_"
+
+
+class Caller(NamedTuple):
+    user: str
+    role: Role
+
+    def may(self, role: Role) -> bool:
+        return _RANK[self.role] >= _RANK[role]
+
+
+class Auth:
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        self._store, self._clock = store, clock
+        self._known: dict[str, tuple[Token, float]] = {}
+        """Digest → the token, and until when it is believed."""
+
+    async def caller(self, connection: HTTPConnection, role: Role) -> Caller:
+        """Raises `Unauthenticated`, or `Denied` when this role is more than the token's."""
+        token = await self._token(_secret(connection))
+        caller = Caller(token.user, token.role)
+        if not caller.may(role):
+            raise Denied(f"a token of the role {role!r} is needed, and yours is {token.role!r}", hint="ask an admin")
+        return caller
+
+    async def create(self, user: str, role: Role, expires_s: float | None) -> tuple[Token, str]:
+        """A new token and its secret, which nobody can read again."""
+        secret = new_secret()
+        token = make_token(secret, user, role, self._clock(), expires_s)
+        await asyncio.wrap_future(self._store.add_token(token))
+        return token, secret
+
+    async def all(self) -> list[Token]:
+        return await asyncio.to_thread(self._store.tokens)
+
+    async def revoke(self, token_id: str) -> None:
+        """The last admin stays: nobody could make another."""
+        tokens, now_s = await self.all(), self._clock()
+        admins = [token.id for token in tokens if token.role == "admin" and not token.expired(now_s)]
+        if admins == [token_id]:
+            raise Conflict(f"token {token_id} is the last one of an admin", hint="create another one first")
+        if not await asyncio.wrap_future(self._store.revoke_token(token_id)):
+            raise NotFound(f"there is no token {token_id!r}", hint="`stretto token list` lists them")
+        self._known = {digest: kept for digest, kept in self._known.items() if kept[0].id != token_id}
+
+    async def _token(self, secret: str) -> Token:
+        digest, now_s = digest_of(secret), self._clock()
+        token, until_s = self._known.get(digest, (None, 0.0))
+        if token is None or now_s >= until_s or now_s < until_s - _BELIEVED_S:
+            token = await asyncio.to_thread(self._store.token_by_hash, digest)
+            if token is None:
+                self._known.pop(digest, None)
+                raise Unauthenticated("the token is not known, or not any more", hint="ask an admin for a new one")
+            if len(self._known) >= _MOST_REMEMBERED:
+                self._known.clear()
+            self._known[digest] = token, now_s + _BELIEVED_S
+        if token.expired(now_s) or not hmac.compare_digest(token.hash, digest):
+            raise Unauthenticated("the token has expired", hint="ask an admin for a new one")
+        return token
+
+
+def check_owner(caller: Caller, job: Job) -> None:
+    """Users change their own jobs only."""
+    if caller.role != "admin" and caller.user != job.user:
+        raise Denied(f"job {job.id} belongs to {job.user}", hint="ask them, or an admin")
+
+
+def new_secret() -> str:
+    return _PREFIX + secrets.token_urlsafe(32)
+
+
+def digest_of(secret: str) -> str:
+    return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
+
+
+def make_token(secret: str, user: str, role: Role, now_s: float, expires_s: float | None = None) -> Token:
+    return Token(
+        id=secrets.token_hex(6),
+        user=user,
+        role=role,
+        hash=digest_of(secret),
+        created_s=now_s,
+        expires_s=expires_s,
+    )
+
+
+def _secret(connection: HTTPConnection) -> str:
+    """From the header; browsers cannot set one for WebSockets and event streams, so there the query will do."""
+    header = connection.headers.get("authorization", "")
+    scheme, _, secret = header.partition(" ")
+    if scheme.lower() == "bearer" and secret.strip():
+        return secret.strip()
+    if header:
+        raise Unauthenticated("the Authorization header is not `Bearer TOKEN`", hint="send the token as it was shown")
+    streams = connection.scope["type"] == "websocket" or connection.url.path.endswith("/stream")
+    if streams and (secret := connection.query_params.get("token", "")):
+        return secret
+    raise Unauthenticated("no token came with the request", hint="send `Authorization: Bearer TOKEN`")

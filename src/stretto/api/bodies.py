@@ -1,0 +1,165 @@
+"""What comes in: bodies of bounded size, in JSON or YAML, made into values. Whatever is wrong is the sender's fault."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from stretto.api.problems import Malformed, MediaType, TooLarge
+from stretto.errors import UsageError
+from stretto.jobs.model import Context
+from stretto.spec import JobFile, load
+from stretto.store import Role
+
+Shape = TypeVar("Shape")
+
+MOST_BYTES = 2**20
+_READ_ON = 16 * 2**20
+"""So much of a body that is too large is still read, so that its sender listens to the answer."""
+_JSON, _YAML = ("application/json",), ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Scale(msgspec.Struct, forbid_unknown_fields=True):
+    min: int | None = None
+    max: int | None = None
+
+
+class Migrate(msgspec.Struct, forbid_unknown_fields=True):
+    to: str
+
+
+class SetPolicy(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    options: dict[str, Any] = {}
+    placement: str | None = None
+
+
+class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
+    user: str
+    role: Role
+    expires_s: float | None = None
+
+
+class Submission(msgspec.Struct, forbid_unknown_fields=True):
+    """A job file with the surroundings it was submitted from."""
+
+    job: dict[str, Any] | str
+    """Its fields, or its text: then errors name its lines."""
+    cwd: str = ""
+    env: dict[str, str] = {}
+
+
+async def raw(request: Request) -> bytes:
+    """The body, or `TooLarge`."""
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and len(announced) < 20 and int(announced) > _READ_ON:
+        raise _too_large()
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= MOST_BYTES:
+            chunks.append(chunk)
+        elif size > _READ_ON:
+            raise _too_large()
+    if size > MOST_BYTES:
+        raise _too_large()
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def read(request: Request, shape: type[Shape]) -> Shape:
+    """A JSON body of this shape."""
+    _media_type(request, _JSON)
+    return _convert(decode(await raw(request)), shape)
+
+
+def decode(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except UnicodeDecodeError as error:
+        raise Malformed(f"the body is not UTF-8: {error.reason} at byte {error.start}", hint="send UTF-8") from None
+    except RecursionError:
+        raise Malformed("the body is nested too deep", hint="a job file is a page at most") from None
+    except msgspec.MsgspecError as error:
+        raise Malformed(f"the body is not JSON: {error}", hint="check the place that the message names") from None
+
+
+def submission(request: Request, body: bytes) -> tuple[JobFile, Context]:
+    """A job file and its surroundings, from whatever form it came in."""
+    if _media_type(request, (*_JSON, *_YAML)) in _YAML:
+        given = Submission(_text(body))
+    else:
+        value = decode(body)
+        wrapped = isinstance(value, dict) and "job" in value
+        given = _convert(value if wrapped else {"job": value}, Submission)
+    # With a line's end a text is never taken for the path of a file.
+    file = load(given.job + "\n" if isinstance(given.job, str) else given.job)
+    if isinstance(given.job, str) or b"\\u0000" in body:
+        # Only there can be what JSON cannot carry, or what no database takes.
+        _check_texts(file.model_dump(mode="json"))
+    cwd = given.cwd or (request.query_params.get("cwd", "") if request.scope["query_string"] else "")
+    return file, _context(cwd, given.env)
+
+
+def plain(text: str, what: str) -> str:
+    """No NUL: no name of ours contains one, and not every database takes them."""
+    if "\0" in text:
+        raise Malformed(f"{what} contains the character NUL", hint="leave it out")
+    return text
+
+
+def _context(cwd: str, env: dict[str, str]) -> Context:
+    if cwd and not os.path.isabs(plain(cwd, "cwd")):
+        raise UsageError(f"cwd: {cwd!r} is not an absolute path", hint="give the folder you submit from")
+    for name, value in env.items():
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(f"env: {name!r} is not the name of a variable", hint="use letters, digits and '_'")
+        plain(value, f"env: the value of {name}")
+    return Context(cwd=cwd or os.path.expanduser("~"), env=env)
+
+
+def _convert(value: Any, shape: type[Shape]) -> Shape:
+    try:
+        return msgspec.convert(value, shape)
+    except msgspec.ValidationError as error:
+        fields = ", ".join(getattr(shape, "__struct_fields__", ()))
+        raise UsageError(f"the body: {error}", hint=f"known fields: {fields}") from None
+
+
+def _check_texts(value: Any) -> None:
+    """It is stored, and shown: no NUL, no halves of characters, which YAML can write."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            _check_texts(key)
+            _check_texts(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            _check_texts(one)
+    elif isinstance(value, str):
+        plain(value, "the job file")
+        if not value.isascii() and value.encode(errors="replace").decode() != value:
+            raise Malformed("the job file contains halves of characters", hint="leave out \\ud800 and the like")
+
+
+def _media_type(request: Request, known: tuple[str, ...]) -> str:
+    given = request.headers.get("content-type", "")
+    name = given.partition(";")[0].strip().lower()
+    if name not in known:
+        raise MediaType(f"the content type {given!r} is not understood", hint=f"send {' or '.join(known)}")
+    return name
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Malformed(f"the body is not UTF-8: {error.reason} at byte {error.start}", hint="send UTF-8") from None
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"the body is larger than {MOST_BYTES} bytes", hint="a job file is a page at most")

@@ -1,0 +1,169 @@
+"""Events: as a list, and as a stream that goes on.
+
+A stream reads from the store up to the present and then listens. It listens from the first moment on, and knows which
+sequence number comes next: what it heard too early is skipped, what it did not hear is read, so that nothing is missing
+and nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter, Header, Query, Response
+from starlette.responses import StreamingResponse
+
+from stretto.api import answers
+from stretto.api.describing import answers as documented
+from stretto.api.describing import text_answer
+from stretto.api.jobs import LARGEST
+from stretto.api.parts import Parts, Server, Viewer
+from stretto.jobs.events import Recorded
+
+_PAGE = 500
+_HEARTBEAT_S = 15.0
+_MOST_KEPT = 1024
+
+router = APIRouter(tags=["events"])
+
+Sequence_ = Annotated[int | None, Query(ge=0, le=LARGEST)]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Order = Annotated[Literal["oldest", "newest"], Query()]
+
+
+@router.get("/v1/events", responses=documented("EventList"))
+async def list_events(
+    server: Server,
+    caller: Viewer,
+    after: Sequence_ = None,
+    before: Sequence_ = None,
+    limit: Limit = 100,
+    order: Order = "oldest",
+) -> Response:
+    """What happened, to any job or to the server."""
+    return await _page(server, None, after, before, limit, order)
+
+
+@router.get("/v1/jobs/{job}/events", responses=documented("EventList"))
+async def list_job_events(
+    server: Server,
+    caller: Viewer,
+    job: str,
+    after: Sequence_ = None,
+    before: Sequence_ = None,
+    limit: Limit = 100,
+    order: Order = "oldest",
+) -> Response:
+    """What happened to one job."""
+    number = (await server.plane.job(job)).number
+    return await _page(server, number, after, before, limit, order)
+
+
+@router.get("/v1/events/stream", responses=text_answer("text/event-stream", "Server-sent events, live."))
+async def stream_events(
+    server: Server,
+    caller: Viewer,
+    after: Sequence_ = None,
+    job: Annotated[str | None, Query(description="Only this one's.")] = None,
+    last_event_id: Annotated[str | None, Header(description="Go on behind this one.")] = None,
+) -> Response:
+    """Events as they happen; `Last-Event-ID` or `after` goes on without a gap."""
+    number = None if job is None else (await server.plane.job(job)).number
+    if last_event_id is not None and last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 19:
+        after = int(last_event_id)
+    return StreamingResponse(
+        Stream(server, number).messages(after),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _page(
+    server: Parts, job: int | None, after: int | None, before: int | None, limit: int, order: str
+) -> Response:
+    read = partial(server.plane.store.events, job=job, after=after or 0, before=before)
+    found = await asyncio.to_thread(read, limit=limit + 1, newest_first=order == "newest")
+    items = [answers.event(recorded) for recorded in found[:limit]]
+    return answers.json(answers.List(items, str(items[-1].seq) if len(found) > limit else None))
+
+
+class Stream:
+    """One listener."""
+
+    def __init__(self, server: Parts, job: int | None) -> None:
+        self._server, self._job = server, job
+        self._last = 0
+
+    async def messages(self, after: int | None) -> AsyncIterator[bytes]:
+        watch = self._server.plane.watch()
+        try:
+            yield b"retry: 1000\n\n"
+            self._last = await self._newest() if after is None else after
+            async for chunk in self._read(None):
+                yield chunk
+            while not self._server.stopping.is_set():
+                try:
+                    async with asyncio.timeout(_HEARTBEAT_S):
+                        heard = await watch.some()
+                except TimeoutError:
+                    yield b": still here\n\n"
+                    continue
+                if not heard:
+                    return
+                async for chunk in self._tell(heard):
+                    yield chunk
+        finally:
+            watch.close()
+
+    async def _tell(self, heard: list[Recorded]) -> AsyncIterator[bytes]:
+        """What was heard and is new; with what is missing before it."""
+        chunk: list[bytes] = []
+        for recorded in heard:
+            if recorded.seq <= self._last:
+                continue
+            if recorded.seq > self._last + 1:
+                if chunk:
+                    yield b"".join(chunk)
+                    chunk = []
+                async for missing in self._read(recorded.seq):
+                    yield missing
+            self._last = recorded.seq
+            if self._job is None or recorded.job == self._job:
+                chunk.append(_message(recorded))
+        if chunk:
+            yield b"".join(chunk)
+
+    async def _read(self, before: int | None) -> AsyncIterator[bytes]:
+        """All that the store has behind the last one, page by page."""
+        while not self._server.stopping.is_set():
+            read = partial(self._server.plane.store.events, job=self._job, after=self._last, before=before)
+            found = await asyncio.to_thread(read, limit=_PAGE)
+            if found:
+                self._last = found[-1].seq
+                yield b"".join(_message(recorded) for recorded in found)
+            if len(found) < _PAGE:
+                return
+
+    async def _newest(self) -> int:
+        found = await asyncio.to_thread(self._server.plane.store.events, limit=1, newest_first=True)
+        return found[0].seq if found else 0
+
+
+_kept: dict[int, tuple[Recorded, bytes]] = {}
+
+
+def _message(recorded: Recorded) -> bytes:
+    """Made once for all listeners, as they hear it at about the same time."""
+    known = _kept.get(recorded.seq)
+    if known is not None and known[0] is recorded:
+        return known[1]
+    data = msgspec.json.encode(answers.event(recorded))
+    kind = type(recorded.event).__name__.lower()
+    made = b"id: %d\nevent: %s\ndata: %s\n\n" % (recorded.seq, kind.encode(), data)
+    if len(_kept) >= _MOST_KEPT:
+        _kept.clear()
+    _kept[recorded.seq] = recorded, made
+    return made

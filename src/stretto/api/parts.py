@@ -1,0 +1,58 @@
+"""What every endpoint needs, and how it asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Security
+from fastapi.security import HTTPBearer
+from starlette.requests import HTTPConnection
+
+from stretto.api.auth import Auth, Caller
+from stretto.api.observed import Observed
+from stretto.server.plane import Plane
+from stretto.store import Role
+
+
+@dataclass
+class Parts:
+    plane: Plane
+    auth: Auth
+    observed: Observed
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def stop(self) -> None:
+        """End what would go on for ever: event streams, followed logs."""
+        self.stopping.set()
+        self.plane.dismiss()
+
+
+def parts_of(connection: HTTPConnection) -> Parts:
+    parts: Parts = connection.app.state.parts
+    return parts
+
+
+async def _parts(connection: HTTPConnection) -> Parts:
+    """As a dependency: FastAPI would call what is not a coroutine in a thread."""
+    return parts_of(connection)
+
+
+_bearer = HTTPBearer(auto_error=False, scheme_name="token", description="`Authorization: Bearer TOKEN`")
+
+
+class Needs:
+    """The caller, who must have at least this role."""
+
+    def __init__(self, role: Role) -> None:
+        self.role: Role = role
+
+    async def __call__(self, connection: HTTPConnection, _: Annotated[object, Security(_bearer)] = None) -> Caller:
+        return await parts_of(connection).auth.caller(connection, self.role)
+
+
+Server = Annotated[Parts, Depends(_parts)]
+Viewer = Annotated[Caller, Depends(Needs("viewer"))]
+User = Annotated[Caller, Depends(Needs("user"))]
+Admin = Annotated[Caller, Depends(Needs("admin"))]

@@ -1,0 +1,176 @@
+"""Logs over HTTP, and followed over a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Response, WebSocket
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from stretto.api import logs, problems
+from stretto.api.describing import text_answer
+from stretto.api.jobs import LARGEST, number
+from stretto.api.parts import Parts, Server, Viewer, parts_of
+from stretto.errors import NotFound, StrettoError, UsageError
+from stretto.jobs.model import Job
+
+_LIMIT = 2**20
+_LARGEST_LIMIT = 16 * 2**20
+_MOST_LINES = 100_000
+_LOOK_S = 0.05
+_CHUNK = 2**16
+
+router = APIRouter(tags=["logs"])
+
+
+@router.get("/v1/jobs/{job}/logs", responses=text_answer("text/plain", "What its workers have written."))
+async def read_logs(
+    server: Server,
+    caller: Viewer,
+    job: str,
+    worker: Annotated[str | None, Query(description="All of them, if not given.")] = None,
+    tail: Annotated[int | None, Query(ge=0, le=_MOST_LINES, description="The last so many lines.")] = None,
+    offset: Annotated[int | None, Query(ge=0, le=LARGEST, description="From this byte on; of one worker.")] = None,
+    limit: Annotated[int, Query(ge=1, le=_LARGEST_LIMIT, description="Bytes.")] = _LIMIT,
+) -> Response:
+    """Logs as text."""
+    if offset is not None and worker is None:
+        raise UsageError("offset: it is an offset of one worker's log", hint="say which worker")
+    if offset is not None and tail is not None:
+        raise UsageError("offset and tail exclude each other", hint="leave out one of the two")
+    found = await server.plane.job(job)
+    folder = _folder(server, found)
+    if worker is not None:
+        text = await asyncio.to_thread(_read, folder, worker, tail, offset, limit, found.ended)
+        headers = {"Log-Offset": str(text.offset), "Log-Next": str(text.next)}
+        return Response(text.text.encode(), 200, headers, "text/plain")
+    return Response(await asyncio.to_thread(_read_all, folder, tail, limit), media_type="text/plain")
+
+
+@router.websocket("/v1/jobs/{job}/logs/follow")
+async def follow_logs(socket: WebSocket, job: str) -> None:
+    """`{"worker", "offset", "text"}` again and again, at last `{"end": phase}`."""
+    server = parts_of(socket)
+    try:
+        await server.auth.caller(socket, "viewer")
+        found = await server.plane.job(job)
+        worker, tail = socket.query_params.get("worker"), socket.query_params.get("tail")
+        lines = None if tail is None else min(number(tail, "tail"), _MOST_LINES)
+        follower = Follower(server, found, worker, lines)
+    except StrettoError as error:
+        await socket.send_denial_response(problems.response(error))
+        return
+    await socket.accept()
+    await follower.run(socket)
+
+
+class Follower:
+    """One listener of one job's logs."""
+
+    def __init__(self, server: Parts, job: Job, worker: str | None, tail: int | None) -> None:
+        self._server, self._job, self._tail = server, job, tail
+        self._folder = _folder(server, job)
+        self._only = worker
+        if worker is not None:
+            with contextlib.suppress(NotFound):
+                # Whether it is a name at all; the log itself may come later.
+                os.close(self._folder.open(worker))
+        self._open: dict[str, int] = {}
+        self._next: dict[str, int] = {}
+        self._first = True
+
+    async def run(self, socket: WebSocket) -> None:
+        leaving = asyncio.create_task(_gone(socket))
+        try:
+            with contextlib.suppress(WebSocketDisconnect):
+                await self._follow(socket, leaving)
+        finally:
+            leaving.cancel()
+            for fd in self._open.values():
+                os.close(fd)
+            if socket.application_state is WebSocketState.CONNECTED and not leaving.done():
+                with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+                    await socket.close(1001 if self._server.stopping.is_set() else 1000)
+
+    async def _follow(self, socket: WebSocket, leaving: asyncio.Task[None]) -> None:
+        while not leaving.done() and not self._server.stopping.is_set():
+            # Asked before reading: what was written before the end is read after it.
+            ended = self._server.plane.book.active(self._job.number) is None
+            told = False
+            if ended or await asyncio.to_thread(self._find):
+                told = await self._tell(socket, ended)
+            if ended and not told:
+                job = await self._server.plane.job(self._job.id)
+                if job.ended:
+                    await socket.send_text(msgspec.json.encode({"end": job.phase}).decode())
+                    return
+            if not told:
+                await asyncio.wait([leaving], timeout=_LOOK_S)
+
+    def _find(self) -> bool:
+        """Open new logs; whether there is anything to read. In a thread."""
+        names = self._folder.workers() if self._only is None else [self._only]
+        for name in names:
+            if name not in self._open:
+                with contextlib.suppress(StrettoError):
+                    fd = self._open[name] = self._folder.open(name)
+                    early = self._first and self._tail is not None
+                    self._next[name] = logs.tail_offset(fd, self._tail or 0) if early else 0
+        self._first = False
+        return any(os.fstat(fd).st_size != self._next[name] for name, fd in self._open.items())
+
+    async def _tell(self, socket: WebSocket, final: bool) -> bool:
+        """One chunk of everybody; whether there was any."""
+        if final:
+            await asyncio.to_thread(self._find)
+        told = False
+        for name, fd in self._open.items():
+            if os.fstat(fd).st_size < self._next[name]:
+                # A file system without holes: it was begun anew.
+                self._next[name] = 0
+            text = await asyncio.to_thread(logs.read, fd, self._next[name], _CHUNK, final=final)
+            self._next[name] = text.next
+            if text.text:
+                told = True
+                message = {"worker": name, "offset": text.offset, "text": text.text}
+                await socket.send_text(msgspec.json.encode(message).decode())
+        return told
+
+
+async def _gone(socket: WebSocket) -> None:
+    """Until the listener hangs up; whatever it says is not for us."""
+    while (await socket.receive())["type"] != "websocket.disconnect":
+        pass
+
+
+def _folder(server: Parts, job: Job) -> logs.LogFolder:
+    return logs.LogFolder(server.plane.folder, server.plane.logs(job))
+
+
+def _read(
+    folder: logs.LogFolder, worker: str, tail: int | None, offset: int | None, limit: int, ended: bool
+) -> logs.Text:
+    fd = folder.open(worker)
+    try:
+        if offset is None:
+            offset = logs.end_offset(fd, limit)
+            if tail is not None:
+                offset = max(offset, logs.tail_offset(fd, tail))
+        return logs.read(fd, offset, limit, final=ended)
+    finally:
+        os.close(fd)
+
+
+def _read_all(folder: logs.LogFolder, tail: int | None, limit: int) -> bytes:
+    """All workers one after the other; together no more than the limit."""
+    names = folder.workers()
+    parts: list[str] = []
+    for name in names:
+        with contextlib.suppress(NotFound):
+            text = _read(folder, name, tail, None, max(1, limit // len(names)), True).text
+            parts.append(f"==> {name} <==\n{text}" if len(names) > 1 else text)
+    return "\n".join(parts).encode()

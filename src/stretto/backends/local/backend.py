@@ -1,0 +1,409 @@
+"""One machine as a backend: worker processes, each with a supervisor that outlives the server.
+
+A launch has exactly one end, whoever dies on the way. What makes it so is on disk (`runs.py`); here is what a living
+server does about it: it starts supervisors, warm or plain, passes orders on, and watches each supervisor by a process
+descriptor. When one ends, the exit is read; when there is none the supervisor was killed, and the server ends what is
+left and writes the exit itself. A restarted server does the same with all launches it is told of, and finds those
+whose supervisor lives by the lock that it holds.
+
+Nothing here waits in the event loop: files are synced, and fork servers asked, in threads. The caller holds the data
+directory (`runs.serving`); supervisors that see it free for `away_s` stop their workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stretto.backends.local import containment, supervisor
+from stretto.backends.local.forkserver import ForkFailed, ForkServer, ForkServers
+from stretto.backends.local.machine import Machine
+from stretto.backends.local.runs import Runs, lost, spawn
+from stretto.backends.protocol import Exit, Launch, LaunchError, News, Node, Started
+
+T = TypeVar("T")
+
+_LOOK_AGAIN_S = 0.02
+
+
+@dataclass(eq=False)
+class _Run:
+    """What a living server knows of a launch."""
+
+    launch: str
+    pid: int = 0
+    """Of the supervisor, once there is one to watch."""
+    pidfd: int = -1
+    listens: bool = False
+    """Whether the supervisor is so far that a signal is an order to it."""
+    orders: list[str] = field(default_factory=list)
+    over: bool = False
+    silent: bool = False
+    """Nobody knows of it but us: it is ended and removed, and nothing is told."""
+
+
+class LocalBackend:
+    """See `stretto.backends.protocol.Backend`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: tuple[Node, ...],
+        *,
+        machine: Machine | None = None,
+        warm: bool = True,
+        away_s: float = 600.0,
+        log_mib: int = 256,
+        preload: tuple[str, ...] = ("torch",),
+        allow: Iterable[str] = containment.EVERYTHING,
+        stuck_s: float = 10.0,
+        clock: Callable[[], float] = time.time,  # noqa: TID251
+    ) -> None:
+        """`machine` knows what the nodes' devices are; without it they go by number. `allow` is what of the control
+        groups may be used. A supervisor that has not obeyed a kill for `stuck_s` is killed itself."""
+        self.runs = Runs(folder)
+        self.means = containment.survey(self.runs.group_name, allow)
+        """What can be limited here, and how launches are ended."""
+        self._machine = Machine.of(nodes) if machine is None else machine
+        self._nodes = nodes
+        self._away_s = away_s
+        self._log_bytes = log_mib << 20
+        self._stuck_s = stuck_s
+        self._clock = clock
+        self._forks = ForkServers(preload=preload) if warm else None
+        self._pool = ThreadPoolExecutor(8, "stretto-backend")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._known: dict[str, _Run] = {}
+        self._tell: Callable[[News], None] = lambda _: None
+
+    async def open(self, known: Iterable[str], tell: Callable[[News], None]) -> None:
+        """Adopt what lives, report what does not. Launches that nobody knows of are ended in the background."""
+        self._tell = tell
+        wanted = list(dict.fromkeys(known))
+        found = await self._in_thread(self.runs.all)
+        for launch in wanted:
+            self._known[launch] = _Run(launch)
+        for launch in set(found) - set(wanted):
+            self._known[launch] = _Run(launch, silent=True)
+        await self._in_thread(lambda: containment.sweep(self.means, {*wanted, *found}))
+        await asyncio.gather(*(self._settle(run) for run in list(self._known.values())))
+
+    def nodes(self) -> tuple[Node, ...]:
+        return self._nodes
+
+    async def launch(self, launch: Launch) -> None:
+        """Start it, once. What was begun is completed though the caller be cancelled."""
+        if launch.id in self._known:
+            return
+        run = self._known[launch.id] = _Run(launch.id)
+        await asyncio.shield(self._task(self._launch(run, launch)))
+
+    def terminate(self, launch: str) -> None:
+        self._order(launch, "terminate")
+
+    def kill(self, launch: str) -> None:
+        run = self._known.get(launch)
+        if run is not None and not run.over and "kill" not in run.orders:
+            self._order(launch, "kill")
+            asyncio.get_running_loop().call_later(self._stuck_s, self._kill_stuck, run)
+
+    def forget(self, launch: str) -> None:
+        run = self._known.get(launch)
+        if run is not None and run.over:
+            del self._known[launch]
+            self._task(self._in_thread(lambda: self.runs.remove(launch)))
+
+    async def close(self) -> None:
+        """Let go of everything. What is being started or settled is waited for, and then runs on."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for run in self._known.values():
+            self._unwatch(run)
+        self._known.clear()
+        if self._forks is not None:
+            await self._in_thread(self._forks.close)
+        await self._in_thread(lambda: containment.remove_parents(self.means))
+        self._pool.shutdown()
+
+    # Starting.
+
+    async def _launch(self, run: _Run, launch: Launch) -> None:
+        try:
+            env = await self._in_thread(lambda: self._prepare(launch))
+        except BaseException:
+            del self._known[launch.id]
+            raise
+        server, why = await self._warm_server(launch, env)
+        for order in run.orders:
+            self.runs.order(launch.id, order)
+        out, into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            how, why = await self._in_thread(lambda: self._start(run, launch, env, server, why, into))
+        except OSError:
+            # The machine has no room for another process; whether one came into being is for the lock to say.
+            os.close(out)
+            await self._settle(run)
+            return
+        finally:
+            os.close(into)
+        word = await _line(out)
+        if "refused" in word:
+            await self._refused(run, word["refused"])
+        run.listens = bool(word)
+        self._watch(run)
+        if word.get("pid"):
+            self._tell(Started(launch=run.launch, pid=word["pid"], how=how, why=why))
+
+    def _prepare(self, launch: Launch) -> dict[str, str]:
+        """In a thread: write the run directory. Everything that can be known to be wrong is found before that.
+
+        The answer is the worker's environment.
+        """
+        if launch.node not in {node.name for node in self._nodes}:
+            raise LaunchError(f"there is no node {launch.node!r}")
+        env = {**launch.env, **self._machine.variables(launch), containment.MARK: launch.id}
+        _check(launch, env)
+        words = {
+            "away_s": self._away_s,
+            "log_bytes": self._log_bytes,
+            "box": containment.box(self.means, launch.id, launch.cpu_milli, launch.memory_mib),
+        }
+        try:
+            self.runs.create(launch, env, self._machine.affinity(launch), **words)
+        except OSError as error:
+            raise LaunchError(f"{error.filename or self.runs.folder}: {error.strerror}") from None
+        except ValueError as error:
+            raise LaunchError(str(error)) from None
+        return env
+
+    async def _warm_server(self, launch: Launch, env: dict[str, str]) -> tuple[ForkServer | None, str]:
+        """The server that can fork this worker, or why there is none. One that still imports is waited for: the worker
+        itself would need as long."""
+        if self._forks is None or not launch.warm:
+            return None, "forks are switched off" if self._forks is None else "no fork was asked for"
+        python = _interpreter(launch, env)
+        if not python:
+            return None, f"{launch.command[0]} is no Python interpreter"
+        forks = self._forks
+        while True:
+            server, why = await self._in_thread(lambda: _willing(forks, python, launch, env))
+            if server is None or server.ready or server.failure:
+                return (None, why) if why else (server, "")
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _start(
+        self, run: _Run, launch: Launch, env: dict[str, str], server: ForkServer | None, why: str, ready: int
+    ) -> tuple[Any, str]:
+        """In a thread: start the supervisor, and say how and why so."""
+        path = self.runs.path(launch.id)
+        if server is not None:
+            try:
+                with open(path / supervisor.OWN_LOG, "a") as log, open(os.devnull) as nothing:
+                    fds = nothing.fileno(), log.fileno(), log.fileno(), ready
+                    run.pid, run.pidfd = server.supervise(launch.command, env, launch.cwd, str(path), fds)
+                return "forked", ""
+            except ForkFailed as error:
+                why = error.message
+        run.pid = spawn(path, ready, why)
+        run.pidfd = os.pidfd_open(run.pid)
+        return "plain", why
+
+    async def _refused(self, run: _Run, problem: str) -> None:
+        """The supervisor could not start the worker; nothing may be left of the attempt when the caller hears it."""
+        await _readable(run.pidfd)
+        self._unwatch(run)
+        _reap(run.pid)
+        run.over = True
+        del self._known[run.launch]
+        await self._in_thread(lambda: self.runs.remove(run.launch))
+        raise LaunchError(problem)
+
+    # Watching.
+
+    def _watch(self, run: _Run) -> None:
+        asyncio.get_running_loop().add_reader(run.pidfd, self._ended, run)
+        if run.orders:
+            self._signal(run, supervisor.WAKE)
+
+    def _unwatch(self, run: _Run) -> None:
+        if run.pidfd != -1:
+            asyncio.get_running_loop().remove_reader(run.pidfd)
+            os.close(run.pidfd)
+            run.pidfd, run.listens = -1, False
+
+    def _ended(self, run: _Run) -> None:
+        """A supervisor has."""
+        self._unwatch(run)
+        _reap(run.pid)
+        if (exit := self.runs.exit(run.launch)) is not None:
+            self._over(run, exit)
+        else:
+            self._task(self._settle(run))
+
+    async def _settle(self, run: _Run) -> None:
+        """Find out about a launch whose supervisor we do not watch: watch it, or report its end."""
+        while not self._adopt(run):
+            if (exit := await self._in_thread(lambda: self._find_exit(run.launch))) is not None:
+                self._over(run, exit)
+                return
+            # It has a supervisor, which has not yet said who it is, or is just going.
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _find_exit(self, launch: str) -> Exit | None:
+        """In a thread: the exit that is written, or the one that we have to write. None: its supervisor lives."""
+        try:
+            return self.runs.exit(launch) or self.runs.give_up(launch, self._clock())
+        except ValueError as error:
+            return lost(launch, str(error), self._clock())
+
+    def _adopt(self, run: _Run) -> bool:
+        try:
+            running = None if self.runs.exit(run.launch) else self.runs.running(run.launch)
+        except ValueError:
+            return False
+        if running is None:
+            return False
+        try:
+            pidfd = os.pidfd_open(running.pid)
+        except OSError:
+            return False
+        now = containment.look_up(running.pid)
+        if now is None or now.start != running.start:
+            os.close(pidfd)
+            return False
+        run.pid, run.pidfd, run.listens = running.pid, pidfd, True
+        self._watch(run)
+        if run.silent:
+            self.kill(run.launch)
+        else:
+            self._tell(Started(launch=run.launch, pid=running.worker, how="adopted"))
+        return True
+
+    def _over(self, run: _Run, exit: Exit) -> None:
+        run.over = True
+        if run.silent:
+            self.forget(run.launch)
+        else:
+            self._tell(exit)
+
+    # Ordering.
+
+    def _order(self, launch: str, what: str) -> None:
+        run = self._known.get(launch)
+        if run is None or run.over:
+            return
+        run.orders.append(what)
+        try:
+            self.runs.order(launch, what)
+        except OSError:  # The disk is full. A restarted server will not know that it had asked.
+            self._signal(run, supervisor.ORDERED[what])
+        self._signal(run, supervisor.WAKE)
+
+    def _signal(self, run: _Run, number: int) -> None:
+        """A supervisor that does not listen yet looks for orders by itself before it starts anything."""
+        if run.pidfd != -1 and run.listens:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(run.pidfd, number)
+
+    def _kill_stuck(self, run: _Run) -> None:
+        if not run.over and run.pidfd != -1:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(run.pidfd, signal.SIGKILL)
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def _check(launch: Launch, env: dict[str, str]) -> None:
+    """Find out what would keep it from starting; raises `LaunchError`."""
+    if not os.path.isdir(launch.cwd):
+        raise LaunchError(f"there is no folder {launch.cwd} to run in", hint="give an existing working directory")
+    if not os.access(launch.cwd, os.X_OK):
+        raise LaunchError(f"the folder {launch.cwd} may not be entered", hint="change its permissions")
+    if not launch.command:
+        raise LaunchError("there is no command to run", hint="give a program and its arguments")
+    if not _program(launch, env):
+        name = launch.command[0]
+        raise LaunchError(f"there is no program {name!r}", hint="give its full path, or put its folder on PATH")
+    try:
+        os.makedirs(os.path.dirname(launch.log), exist_ok=True)
+        with open(launch.log, "ab"):
+            pass
+    except OSError as error:
+        raise LaunchError(f"the log {launch.log} cannot be written: {error.strerror}") from None
+
+
+def _program(launch: Launch, env: dict[str, str]) -> str | None:
+    name = launch.command[0]
+    path = os.path.join(launch.cwd, name) if "/" in name else name
+    return shutil.which(path, path=env.get("PATH", os.defpath))
+
+
+def _interpreter(launch: Launch, env: dict[str, str]) -> str:
+    """The Python that the command names; empty when it is another program."""
+    found = _program(launch, env)
+    name = os.path.basename(launch.command[0])
+    return found if found and (name == "python" or name.startswith(("python3", "python2"))) else ""
+
+
+def _willing(
+    forks: ForkServers, python: str, launch: Launch, env: dict[str, str]
+) -> tuple[ForkServer | None, str]:  # fmt: skip
+    """The fork server for this worker, and why it would not make it."""
+    try:
+        server = forks.get(python, env)
+    except ForkFailed as error:
+        return None, error.message
+    return server, server.refusal(launch.command, env, launch.cwd)
+
+
+def _reap(pid: int) -> None:
+    """If it was a child of ours; one that a server before us started, or a fork, is somebody else's."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, _resolve, future)
+    try:
+        await future
+    finally:
+        loop.remove_reader(fd)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _line(fd: int) -> dict[str, Any]:
+    """What a supervisor reports when it has started; empty when it died before. Closes the descriptor."""
+    data = b""
+    try:
+        while not data.endswith(b"\n"):
+            await _readable(fd)
+            if not (more := os.read(fd, 65536)):
+                return {}
+            data += more
+    finally:
+        os.close(fd)
+    words: dict[str, Any] = json.loads(data)
+    return words

@@ -1,0 +1,234 @@
+"""Run directories: what is on disk of every launch, as the server sees it.
+
+`supervisor.py` tells which files there are. The rule that makes a crash at any instruction harmless: whoever holds a
+run directory's lock decides. A supervisor that has it starts the worker, unless an exit was written before; anybody
+else who gets it writes the exit, and so no supervisor that comes later will start anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stretto.backends.local import containment, supervisor
+from stretto.backends.local.forkserver import MARK_ROOM, limits, umask
+from stretto.backends.protocol import Exit, Launch
+from stretto.errors import StrettoError
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+_GONE = ".gone-"
+
+BOOT = "import sys; sys.path.insert(0, sys.argv[1]); import supervisor; supervisor.main()"
+"""Not the file itself: as a module it is compiled only once."""
+
+
+class FolderInUse(StrettoError):
+    """Another server works in this data directory."""
+
+    code = "folder-in-use"
+
+
+class Running(NamedTuple):
+    """Who lives, as the supervisor wrote it down."""
+
+    pid: int
+    start: int
+    worker: int
+    worker_start: int
+
+
+class Runs:
+    """All run directories of a data directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = Path(os.path.abspath(folder))
+        self.folder = self.data / "runs"
+        self.server_lock = server_lock(self.data)
+
+    @property
+    def group_name(self) -> str:
+        """Of the control groups of this data directory: the same for everybody who opens it."""
+        return f"stretto-{hashlib.sha256(os.path.realpath(self.data).encode()).hexdigest()[:12]}"
+
+    def path(self, launch: str) -> Path:
+        """Raises `ValueError` for what is no launch id: it might lead out of the folder."""
+        if not _ID.fullmatch(launch) or len(launch) > MARK_ROOM:
+            raise ValueError(f"{launch!r} is not a launch id")
+        return self.folder / launch
+
+    def all(self) -> list[str]:
+        """Whose directories exist. Removals that were interrupted are completed."""
+        if not self.folder.is_dir():
+            return []
+        names = sorted(os.listdir(self.folder))
+        for name in names:
+            if name.startswith(_GONE):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+        return [name for name in names if _ID.fullmatch(name)]
+
+    def create(self, launch: Launch, env: Mapping[str, str], affinity: tuple[int, ...], **words: Any) -> Path:
+        """Make the directory with its `launch.json`.
+
+        They survive the server, which is enough: were the power lost, nothing of the launch would run any more, and
+        without a directory it is reported as lost. So nobody has to wait for the disk.
+        """
+        path = self.path(launch.id)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700)
+        about = {
+            "id": launch.id,
+            "job": launch.job,
+            "worker": launch.worker,
+            "command": launch.command,
+            "cwd": launch.cwd,
+            "env": {**env, containment.MARK: launch.id},
+            "log": launch.log,
+            "grace_s": launch.grace_s,
+            "affinity": affinity,
+            "umask": umask(),
+            "limits": limits(),
+            "server_lock": str(self.server_lock),
+            **words,
+        }
+        try:
+            supervisor.write(str(path), supervisor.LAUNCH, about, durable=False)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        return path
+
+    def running(self, launch: str) -> Running | None:
+        words = supervisor.read(str(self.path(launch)), supervisor.RUNNING)
+        return None if words is None else Running(*(words[name] for name in Running._fields))
+
+    def exit(self, launch: str) -> Exit | None:
+        words = supervisor.read(str(self.path(launch)), supervisor.EXIT)
+        return None if words is None else Exit(launch=launch, **words)
+
+    def order(self, launch: str, what: str) -> None:
+        """Write down what the supervisor is to do; it looks when it is woken, and at every tick."""
+        with contextlib.suppress(FileNotFoundError), open(self.path(launch) / supervisor.ORDERS, "a") as file:
+            file.write(f"{what}\n")
+
+    def asked(self, launch: str) -> bool:
+        with contextlib.suppress(OSError):
+            return os.stat(self.path(launch) / supervisor.ORDERS).st_size > 0
+        return False
+
+    def give_up(self, launch: str, at_s: float) -> Exit | None:
+        """End what is left of a launch without a supervisor, and write its exit. None: it has one.
+
+        Ask only about launches whose supervisor was started by a server that is gone, or has been seen to end: one that
+        is just coming finds the lock taken or the exit written, and starts nothing.
+        """
+        path = str(self.path(launch))
+        lock = supervisor.take(path)
+        if lock < 0:
+            return None if os.path.isdir(path) else lost(launch, "it was never started", at_s)
+        try:
+            if (written := self.exit(launch)) is not None:
+                return written
+            running = self.running(launch)
+            words = supervisor.read(path, supervisor.LAUNCH)
+            if words is not None:
+                session, since = (running.worker, running.worker_start) if running else (0, 0)
+                noted = supervisor.read(path, supervisor.TREE) or {"tree": ()}
+                containment.Box(words["box"]).end(session, since, noted["tree"])
+            text = f"its supervisor, process {running.pid}, died" if running else "its supervisor never came"
+            asked = self.asked(launch)
+            exit = lost(launch, text + self._complaint(launch), at_s, asked=asked)
+            supervisor.write(path, supervisor.EXIT, _words(exit))
+            return exit
+        finally:
+            os.close(lock)
+
+    def remove(self, launch: str) -> None:
+        """Take the directory away: all at once for anybody who looks, then piece by piece. And its control groups."""
+        path = self.path(launch)
+        words = supervisor.read(str(path), supervisor.LAUNCH)
+        if words is not None:
+            containment.Box(words["box"]).remove()
+        gone = self.folder / f"{_GONE}{launch}"
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _complaint(self, launch: str, most: int = 300) -> str:
+        with contextlib.suppress(OSError):
+            text = (self.path(launch) / supervisor.OWN_LOG).read_text(errors="replace").strip()
+            return f": {text[-most:]}" if text else ""
+        return ""
+
+
+def lost(launch: str, text: str, at_s: float, *, asked: bool = False) -> Exit:
+    return Exit(launch=launch, how="lost", text=text, at_s=at_s, asked=asked)
+
+
+def server_lock(data: Path) -> Path:
+    """The file whose lock says that a server works in this data directory."""
+    return Path(os.path.abspath(data)) / "lock"
+
+
+@contextlib.contextmanager
+def serving(data: Path, patience_s: float = 2.0) -> Iterator[None]:
+    """Hold the data directory. Supervisors look at its lock for an instant each, which must not look like a server."""
+    data.mkdir(parents=True, exist_ok=True)
+    fd = os.open(server_lock(data), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _lock_patiently(fd, data, patience_s)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock_patiently(fd: int, data: Path, patience_s: float) -> None:
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                text = f"another server works in {data}"
+                raise FolderInUse(text, hint="stop it, or give another data directory") from None
+        time.sleep(0.01)
+
+
+def spawn(path: Path, ready: int, why: str) -> int:
+    """Start the supervisor as a program of its own, in a session of its own; its process number."""
+    own_log = str(path / supervisor.OWN_LOG)
+    here = str(Path(__file__).parent)
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-S", "-c", BOOT, here, str(path), "3", why],
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, own_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+            (os.POSIX_SPAWN_DUP2, ready, 3),
+        ],
+        setsid=True,
+        setsigmask=(),
+    )
+
+
+def log_start(fd: int) -> int:
+    """Where the text of a bounded log begins: what was before has been given back to the disk."""
+    try:
+        return os.lseek(fd, 0, os.SEEK_DATA)
+    except OSError:
+        return 0
+
+
+def _words(exit: Exit) -> dict[str, Any]:
+    return {"how": exit.how, "status": exit.status, "text": exit.text, "at_s": exit.at_s, "asked": exit.asked}

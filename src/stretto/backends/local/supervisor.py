@@ -1,0 +1,432 @@
+"""The parent of one worker: it outlives the server, and writes down how the worker ended.
+
+It is either a program of its own (`boot` in `runs.py`), which executes the worker's command, or a fork of a warm
+interpreter, which forks the worker. Everything between it and the server goes through the run directory:
+
+launch.json     what to start; complete before the supervisor is started
+lock            held by the supervisor as long as it lives. Who else gets it must write `exit.json` before letting go
+running.json    the supervisor and its worker, by process number and start time
+orders          what the server wants, a line each (`terminate`, `kill`); SIGUSR1 says that there is a new one
+tree.json       without control groups: its descendants as last seen, by process number and start time
+exit.json       how it ended; written when nobody is left, and never changed
+supervisor.log  what the supervisor itself had to complain about
+
+The worker dies with its supervisor, and the supervisor ends whatever the worker leaves behind. When no server has held
+the data directory's lock for a while the worker is asked to end, and after a grace period killed.
+
+This file is loaded by path into interpreters where Stretto need not be installed: standard library only, no threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING or __package__:
+    from stretto.backends.local import containment
+else:
+
+    def _beside(name: str) -> Any:
+        import importlib.util
+
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+        spec = importlib.util.spec_from_file_location(f"_stretto_{name}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    containment = _beside("containment")
+
+LAUNCH, LOCK, RUNNING, ORDERS, EXIT = "launch.json", "lock", "running.json", "orders", "exit.json"
+TREE, OWN_LOG = "tree.json", "supervisor.log"
+WAKE = signal.SIGUSR1
+ORDERED = {"terminate": signal.SIGTERM, "kill": signal.SIGUSR2}
+"""The same orders as signals, for when the disk is too full to write one down."""
+
+TICK_S = 1.0
+"""How often it looks for a server, and at the size of the log."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_BLOCK = 4096
+
+_AWAITED = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, WAKE, *ORDERED.values())
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def supervise(folder: str, ready: int, how: str, why: str = "") -> None:
+    """Be the supervisor of this run directory. Returns only in a worker that is to be a fork (`how` is `forked`).
+
+    The descriptor `ready` gets one line when the worker runs, or when it could not be started.
+    """
+    try:
+        lock = take(folder)
+        if lock < 0 or os.path.exists(os.path.join(folder, EXIT)):
+            os._exit(0)
+        launch = read(folder, LAUNCH)
+        if launch is None:
+            os._exit(0)
+        os.chdir("/")
+        is_worker = Supervisor(folder, launch, lock, ready, how, why).run()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    if not is_worker:
+        os._exit(0)
+
+
+def take(folder: str) -> int:
+    """Take the lock of a run directory: its descriptor, or -1 when somebody has it or there is no such directory."""
+    try:
+        fd = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return -1
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return -1
+    return fd
+
+
+def read(folder: str, name: str) -> dict[str, Any] | None:
+    """The contents of one of its files; None when it is not there, or was never completed."""
+    try:
+        with open(os.path.join(folder, name), "rb") as file:
+            words = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return words if isinstance(words, dict) else None
+
+
+def write(folder: str, name: str, words: dict[str, Any], durable: bool = True) -> None:
+    """Put a file there, all of it or nothing; durable: it is still there after the machine has lost its power."""
+    part = os.path.join(folder, f".{name}.{os.getpid()}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "w") as file:
+            json.dump(words, file)
+            file.flush()
+            if durable:
+                os.fsync(fd)
+        os.replace(part, os.path.join(folder, name))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+    if durable:
+        sync(folder)
+
+
+def sync(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def ended(status: int) -> dict[str, Any]:
+    """How a process ended, from what `wait` says."""
+    if os.WIFSIGNALED(status):
+        return {"how": "signalled", "status": os.WTERMSIG(status)}
+    return {"how": "exited", "status": os.WEXITSTATUS(status)}
+
+
+class Supervisor:
+    """One launch, from the lock to the exit."""
+
+    def __init__(self, folder: str, launch: dict[str, Any], lock: int, ready: int, how: str, why: str) -> None:
+        self.folder = folder
+        self.launch = launch
+        self.lock = lock
+        self.ready = ready
+        self.how = how
+        self.why = why
+        self.box = containment.Box(launch["box"])
+        self.worker = 0
+        self.status: int | None = None
+        self.text = ""
+        self.asked = False
+        self.orders_read = 0
+        self.kill_at_s: float | None = None
+        self.server_seen_s = time.monotonic()
+        self.log = -1
+        self.tree: list[tuple[int, int]] = []
+
+    def run(self) -> bool:
+        """True in the worker, False in the supervisor when all is over."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        if orders := self._next_orders():
+            self.asked = True
+            number = signal.SIGKILL if "kill" in orders else signal.SIGTERM
+            self._finish({"how": "signalled", "status": int(number)}, "it was asked to end before it had started")
+            self._tell({"pid": 0})
+            return False
+        if problem := self._start():
+            self._refuse(problem)
+            return False
+        if not self.worker:
+            return True
+        self._announce()
+        if self.how == "forked":
+            self._take_in()
+        self._watch()
+        self._end_tree()
+        self._finish(ended(self.status or 0), self.box.out_of_memory() or self.text)
+        return False
+
+    def _start(self) -> str:
+        """Fork the worker; what kept it from running, if anything did. In the worker `self.worker` is 0."""
+        try:
+            self.box.make()
+            self.log = os.open(self.launch["log"], os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}"
+        problems, into = os.pipe2(os.O_CLOEXEC)
+        parent = os.getpid()
+        self.worker = os.fork()
+        if self.worker == 0:
+            os.close(problems)
+            self._become_worker(parent, into)
+            return ""
+        os.close(into)
+        with open(problems, "rb") as file:
+            problem = file.read().decode(errors="replace")
+        if problem:
+            os.waitpid(self.worker, 0)
+        return problem
+
+    def _become_worker(self, parent: int, into: int) -> None:
+        """In the fork. Returns when the rest is done by the warm interpreter."""
+        try:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            os.close(self.lock)
+            os.close(self.ready)
+            os.setsid()
+            self._apply_limits()
+            self._connect_streams()
+            os.chdir(self.launch["cwd"])
+            if self.how == "forked":
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
+                os.close(into)
+                return
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; programs do not expect that.
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
+            os.execvpe(self.launch["command"][0], self.launch["command"], self.launch["env"])
+        except OSError as error:
+            text = f"{error.filename or self.launch['command'][0]}: {error.strerror}"
+            os.write(into, text.encode())
+            os._exit(127)
+
+    def _apply_limits(self) -> None:
+        if self.how != "forked":
+            self.box.enter()
+        if self.launch["affinity"]:
+            with contextlib.suppress(OSError):  # Cores come and go.
+                os.sched_setaffinity(0, self.launch["affinity"])
+        for which, limits in self.launch["limits"]:
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(which, tuple(limits))
+        os.umask(self.launch["umask"])
+
+    def _connect_streams(self) -> None:
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        for number, fd in enumerate((nothing, self.log, self.log)):
+            os.dup2(fd, number)
+        os.close(nothing)
+        os.close(self.log)
+
+    def _announce(self) -> None:
+        us, worker = containment.look_up(os.getpid()), containment.look_up(self.worker)
+        words = {
+            "pid": os.getpid(),
+            "start": us.start if us else 0,
+            "worker": self.worker,
+            "worker_start": worker.start if worker else 0,
+            "how": self.how,
+            "why": self.why,
+        }
+        with contextlib.suppress(OSError):  # A full disk: the server has it from us, and the next one will wait.
+            write(self.folder, RUNNING, words, durable=False)
+        self._tell({"pid": self.worker})
+
+    def _take_in(self) -> None:
+        """Put the worker into its groups while it runs: the kernel takes its time, which a warm start has not."""
+        try:
+            self.box.take_in(self.worker)
+        except OSError as error:
+            print(f"{error.filename}: {error.strerror}", file=sys.stderr, flush=True)
+
+    def _tell(self, words: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self.ready, json.dumps(words).encode() + b"\n")
+        os.close(self.ready)
+
+    def _refuse(self, problem: str) -> None:
+        self._finish({"how": "refused", "status": 0}, problem)
+        self._tell({"refused": problem})
+
+    def _watch(self) -> None:
+        """Wait for the worker's end, and do meanwhile what there is to do."""
+        tick_s = time.monotonic() + TICK_S
+        while self.status is None:
+            wanted_s = tick_s if self.kill_at_s is None else min(tick_s, self.kill_at_s)
+            found = signal.sigtimedwait(_AWAITED, max(0.0, wanted_s - time.monotonic()))
+            self._reap()
+            self._obey([order for order, number in ORDERED.items() if found is not None and found.si_signo == number])
+            self._obey(self._next_orders())
+            now_s = time.monotonic()
+            if now_s >= tick_s:
+                tick_s = now_s + TICK_S
+                self._look_for_server(now_s)
+                bound(self.log, self.launch["log_bytes"])
+                self._note_tree()
+            if self.kill_at_s is not None and now_s >= self.kill_at_s:
+                self.kill_at_s = None
+                self._end_tree()
+
+    def _next_orders(self) -> list[str]:
+        try:
+            with open(os.path.join(self.folder, ORDERS)) as file:
+                file.seek(self.orders_read)
+                text = file.read()
+        except OSError:
+            return []
+        self.orders_read += len(text)
+        return text.split()
+
+    def _obey(self, orders: list[str]) -> None:
+        self.asked = self.asked or bool(orders)
+        if "kill" in orders:
+            self._end_tree()
+        elif orders and self.status is None:
+            os.kill(self.worker, signal.SIGTERM)
+
+    def _look_for_server(self, now_s: float) -> None:
+        """Nobody there for too long: ask the worker to end, once, and set the time for its killing."""
+        if is_held(self.launch["server_lock"]):
+            self.server_seen_s = now_s
+        elif now_s - self.server_seen_s >= self.launch["away_s"] and not self.text:
+            self.text = f"no server was there for {self.launch['away_s']:g} s"
+            self.kill_at_s = now_s + self.launch["grace_s"]
+            self._obey(["terminate"])
+
+    def _note_tree(self) -> None:
+        """For the server, should we be killed: without a control group it could not find those without the mark."""
+        if self.box.home:
+            return
+        found = [containment.look_up(pid) for pid in containment.offspring(os.getpid())]
+        tree = sorted((each.pid, each.start) for each in found if each is not None)
+        if tree != self.tree:
+            self.tree = tree
+            with contextlib.suppress(OSError):
+                write(self.folder, TREE, {"tree": tree}, durable=False)
+
+    def _reap(self) -> bool:
+        """Collect who has ended; whether anybody of the tree is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self.worker:
+                self.status = status
+
+    def _end_tree(self) -> None:
+        """Kill until nobody is left. As subreaper we are everybody's ancestor: no children means no descendants."""
+        pause_s = 0.001
+        while self._reap():
+            self.box.strike()
+            containment.kill_all(containment.descendants(os.getpid()))
+            signal.sigtimedwait((signal.SIGCHLD,), pause_s)
+            pause_s = min(0.25, pause_s * 2)
+
+    def _finish(self, how: dict[str, Any], text: str) -> None:
+        words = {**how, "text": text, "at_s": time.time(), "asked": self.asked}  # noqa: TID251
+        while True:
+            try:
+                write(self.folder, EXIT, words)
+                break
+            except FileNotFoundError:
+                break  # The run directory is gone, and with it everybody who might ask.
+            except OSError as error:
+                print(f"{EXIT}: {error.strerror}", file=sys.stderr, flush=True)
+                signal.sigtimedwait((WAKE,), TICK_S)
+        self.box.remove()
+
+
+def is_held(path: str) -> bool:
+    """Whether somebody holds the lock on this file; we hold it ourselves for an instant, shared, to find out."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def bound(log: int, most_bytes: int) -> None:
+    """When a log takes more room than that, give back its beginning up to the half.
+
+    Offsets stay what they were: the beginning becomes a hole, which reads as zeros and takes no room.
+    """
+    about = os.fstat(log)
+    if about.st_blocks * 512 <= most_bytes:
+        return
+    hole = (about.st_size - most_bytes // 2) // _BLOCK * _BLOCK
+    if hole > 0 and not punch(log, hole):
+        _copy_and_truncate(log, most_bytes // 2)
+
+
+def punch(log: int, hole: int) -> bool:
+    """False where the file system has no holes."""
+    call = _libc.fallocate64 if hasattr(_libc, "fallocate64") else _libc.fallocate
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    while call(log, _PUNCH_HOLE, 0, hole):
+        if ctypes.get_errno() != errno.EINTR:
+            return False
+    return True
+
+
+def _copy_and_truncate(log: int, keep: int) -> None:
+    """What is written between the two steps is lost, and offsets begin anew."""
+    end = os.pread(log, keep, max(0, os.fstat(log).st_size - keep))
+    os.ftruncate(log, 0)
+    os.write(log, end)
+
+
+def main() -> None:
+    """As a program: run directory, descriptor to report to, why it is not a fork."""
+    folder, ready, why = sys.argv[-3:]
+    os.closerange(int(ready) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # What the server leaves open.
+    supervise(folder, int(ready), "plain", why)
+
+
+if __name__ == "__main__":
+    main()

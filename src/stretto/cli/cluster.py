@@ -1,0 +1,164 @@
+"""Verbs about the cluster as a whole: nodes, the policy in force, the forecast, tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from stretto.cli import show, words
+from stretto.cli.options import HERE, Connection, Json
+from stretto.errors import UsageError
+
+token = App(name="token", help="Tokens: create, list, revoke.", help_format="plaintext")
+
+
+def nodes(
+    *,
+    drain: Annotated[str | None, Parameter(help="Leave this node: its workers move, and none comes.")] = None,
+    undrain: Annotated[str | None, Parameter(help="Take this node into use again.")] = None,
+    json: Json = False,
+    connection: Connection = HERE,
+) -> None:
+    """List the nodes with their devices and who uses them; drain one, or take it into use again."""
+    if drain and undrain:
+        raise UsageError("one node at a time is drained or taken into use again", hint="use two commands")
+    with connection.client() as client:
+        if drain:
+            client.drain(drain)
+        if undrain:
+            client.undrain(undrain)
+        found = client.nodes()
+    if json:
+        show.as_json(found)
+        return
+    rows = [_node(node) for node in found]
+    show.columns(["NODE", "TYPE", "USED", "CORES", "MEMORY", "STATE", "JOBS"], rows, right=["USED", "CORES", "MEMORY"])
+
+
+def policy_get(*, json: Json = False, connection: Connection = HERE) -> None:
+    """Print the policy and placement that are in force."""
+    with connection.client() as client:
+        _print_policy(client.policy(), json)
+
+
+def policy_set(
+    name: Annotated[str, Parameter(help="A policy's name; `stretto policy list` lists them.")],
+    /,
+    *,
+    set_: Annotated[
+        list[str], Parameter(name="--set", negative=(), help="key=value of an option; may be repeated.")
+    ] = [],  # noqa: B006
+    placement: Annotated[str | None, Parameter(help="Where workers are put; as it is if not given.")] = None,
+    json: Json = False,
+    connection: Connection = HERE,
+) -> None:
+    """Change the policy while jobs run."""
+    with connection.client() as client:
+        _print_policy(client.set_policy(name, words.pairs(set_), placement=placement), json)
+
+
+def forecast(*, json: Json = False, connection: Connection = HERE) -> None:
+    """Say when queued jobs will start and running ones end, if things go on as they do."""
+    with connection.client() as client:
+        found = client.forecast()
+    if json:
+        show.as_json(found)
+        return
+    now_s = show.now_s()
+    if not found.jobs:
+        show.note("no jobs that have not ended")
+        return
+    rows = [_expected(entry, now_s) for entry in found.jobs]
+    show.columns(["JOB", "NAME", "PHASE", "WORKERS", "STARTS", "ENDS"], rows, right=["JOB", "WORKERS"])
+    if found.get("text"):
+        show.note(found.text)
+
+
+@token.command(name="create")
+def token_create(
+    user: Annotated[str, Parameter(help="Whose it is.")],
+    /,
+    *,
+    role: Annotated[
+        Literal["viewer", "user", "admin"],
+        Parameter(help="viewer reads, user submits and changes their own jobs, admin does everything."),
+    ] = "user",
+    expires: Annotated[str | None, Parameter(help="So long it is good for: 12h, 30d; for ever if not given.")] = None,
+    json: Json = False,
+    connection: Connection = HERE,
+) -> None:
+    """Make a token. Its secret is shown once."""
+    expires_s = None if expires is None else show.now_s() + words.seconds(expires)
+    with connection.client() as client:
+        made = client.create_token(user, role, expires_s=expires_s)
+    if json:
+        show.as_json(made)
+        return
+    print(made["secret"])
+    show.note(f"token {made.id} of {made.user} ({made.role}); keep it now, it is not shown again")
+
+
+@token.command(name="list")
+def token_list(*, json: Json = False, connection: Connection = HERE) -> None:
+    """List the tokens, without their secrets."""
+    with connection.client() as client:
+        found = client.tokens()
+    if json:
+        show.as_json(found)
+        return
+    now_s = show.now_s()
+    rows = [
+        [
+            each.id, each.user, each.role, words.ago(each.created_s, now_s), words.ahead(each.get("expires_s"), now_s),
+            words.ago(each.get("last_used_s"), now_s),
+        ]
+        for each in found
+    ]  # fmt: skip
+    show.columns(["TOKEN", "USER", "ROLE", "CREATED", "EXPIRES", "USED"], rows)
+
+
+@token.command(name="revoke")
+def token_revoke(
+    id: Annotated[str, Parameter(help="As `stretto token list` shows it.")],
+    /,
+    *,
+    json: Json = False,
+    connection: Connection = HERE,
+) -> None:
+    """Make a token worthless."""
+    with connection.client() as client:
+        client.revoke_token(id)
+    if json:
+        show.as_json({"revoked": id})
+    else:
+        print(f"token {id} is revoked")
+
+
+def _node(node: Any) -> list[str]:
+    sizes: dict[str, int] = {}
+    for worker in node.workers:
+        who = f"{worker['job']} ({worker['name']})"
+        sizes[who] = sizes.get(who, 0) + 1
+    jobs = ", ".join(who if count == 1 else f"{who} ×{count}" for who, count in sizes.items())
+    used = f"{words.number(node.used)}/{node.devices}"
+    state = "drained" if node.drained else "ready"
+    return [node.name, node.pool, used, f"{node['cpu_milli'] / 1000:g}", words.mib(node["memory_mib"]), state, jobs]
+
+
+def _print_policy(policy: Any, json: bool) -> None:
+    if json:
+        show.as_json(policy)
+        return
+    options = " ".join(f"{name}={value}" for name, value in policy.options.items())
+    told = [("policy", policy.name), ("options", options), ("placement", policy.placement)]
+    show.listing([(name, value) for name, value in [*told, ("trouble", policy.get("trouble", ""))] if value])
+
+
+def _expected(entry: dict[str, Any], now_s: float) -> list[str]:
+    running = entry["phase"] == "running"
+    starts = "running" if running else words.ahead(entry["start_s"], now_s)
+    return [
+        str(entry["job"]), entry["name"], entry["phase"], str(entry.get("workers", "-")), starts,
+        words.ahead(entry["end_s"], now_s),
+    ]  # fmt: skip

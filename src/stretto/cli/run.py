@@ -1,0 +1,81 @@
+"""`stretto run`: a command becomes a job, and is followed to its end as if it ran here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from stretto.cli import following, show, words
+from stretto.cli.options import HERE, Connection, Json
+from stretto.cli.submit import Env, environment
+from stretto.errors import UsageError
+
+
+def run(
+    *command: Annotated[
+        str, Parameter(help="A Python script with its arguments, or after -- any command with its arguments.")
+    ],
+    workers: Annotated[str, Parameter(name=["--workers", "-w"], help="4, or a range such as 1..4.")] = "1",
+    name: Annotated[str | None, Parameter(help="Jobs of one name share what was learned of them.")] = None,
+    gpu: Annotated[str | None, Parameter(help="GPUs (or slots) of every worker; a share such as 0.5; 0: none.")] = None,
+    gpu_memory: Annotated[str | None, Parameter(help="Memory needed on each of its GPUs, such as 8Gi.")] = None,
+    cpu: Annotated[str | None, Parameter(help="Cores of every worker.")] = None,
+    memory: Annotated[str | None, Parameter(help="Memory of every worker, such as 4Gi.")] = None,
+    priority: Annotated[int | None, Parameter(help="0 to 100, larger is more urgent.")] = None,
+    level: Annotated[
+        Literal["elastic", "restart", "rigid"] | None,
+        Parameter(help="Resizes in process, by restart, or never. A range of workers means elastic."),
+    ] = None,
+    queue: str | None = None,
+    after: Annotated[list[str], Parameter(negative=(), help="Names of jobs that must have ended before.")] = [],  # noqa: B006
+    deadline: Annotated[str | None, Parameter(help="Should be done so long after submission, such as 4h.")] = None,
+    stop_after: Annotated[str | None, Parameter(help="End it after so much run time, such as 2h.")] = None,
+    grace: Annotated[str | None, Parameter(help="Time between the polite and the hard stop, such as 1m.")] = None,
+    label: Annotated[list[str], Parameter(negative=(), help="key=value; may be repeated.")] = [],  # noqa: B006
+    env: Env = [],  # noqa: B006
+    detach: Annotated[bool, Parameter(name=["--detach", "-d"], negative=(), help="Submit it and leave.")] = False,
+    json: Json = False,
+    connection: Connection = HERE,
+) -> int:
+    """Run a script or command as a job, show its log, and end with its exit code.
+
+    Options of the script come after --, as in: stretto run train.py --workers 1..4 -- --epochs 10
+    """
+    resources = {"gpu": gpu, "gpu_memory": gpu_memory, "cpu": cpu, "memory": memory}
+    fields = {
+        "run": argv(command), "name": name, "priority": priority, "level": level, "queue": queue, "after": after,
+        "labels": words.pairs(label), "deadline": deadline, "stop": _given({"after": stop_after, "grace": grace}),
+        "resources": _given(resources), **sizes(workers),
+    }  # fmt: skip
+    with connection.client() as client:
+        job = client.submit(_given(fields), env=environment(env))
+        if detach:
+            show.as_json(job) if json else print(f"job {job.id} ({job.name}) submitted")
+            return 0
+        if not json:
+            show.note(f"job {job.id} ({job.name}) submitted")
+        return following.follow(client, job, json)
+
+
+def argv(command: tuple[str, ...]) -> list[str]:
+    """A Python script is run by the environment that is active, else by ours; anything else is what it says."""
+    if not command:
+        raise UsageError(
+            "nothing to run was given", hint="stretto run train.py --workers 1..4; or: stretto run -- COMMAND"
+        )
+    if not command[0].endswith(".py"):
+        return list(command)
+    active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+    return ["python" if active else sys.executable, *command]
+
+
+def sizes(workers: str) -> dict[str, Any]:
+    low, high = words.parse_sizes(workers)
+    return {"workers": low} if low == high else {"elastic": {"min": low, "max": high}}
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None and value not in ([], {})}

@@ -1,0 +1,123 @@
+"""`stretto up` and `stretto down`: the server on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from stretto.cli import show, words
+from stretto.cli.options import Json
+from stretto.errors import UsageError
+
+if TYPE_CHECKING:
+    from stretto.server.process import Info
+    from stretto.server.view import Quota
+
+Data = Annotated[Path | None, Parameter(help="The data directory; default: STRETTO_HOME, or ~/.local/share/stretto.")]
+
+
+def up(
+    *,
+    detach: Annotated[
+        bool, Parameter(name=["--detach", "-d"], negative=(), help="In the background; returns when it is ready.")
+    ] = False,
+    data: Data = None,
+    host: Annotated[str, Parameter(help="Where it listens.")] = "127.0.0.1",
+    port: Annotated[
+        int | None, Parameter(help="0: any that is free. Default: the one it had before, at first 8470.")
+    ] = None,
+    nodes: Annotated[
+        str | None, Parameter(help="2x4 presents two nodes of four devices; default: this machine.")
+    ] = None,
+    slots: Annotated[int | None, Parameter(help="One node with so many slots; the same as --nodes 1xSLOTS.")] = None,
+    policy: Annotated[str, Parameter(help="The policy to begin with; later `stretto policy set`.")] = "stretto",
+    db: Annotated[
+        str | None, Parameter(help="postgresql://… or a file; default: SQLite in the data directory.")
+    ] = None,
+    quota: Annotated[
+        list[str],
+        Parameter(
+            negative=(), help="USER=DEVICES or USER=DEVICES,JOBS at a time; * is everybody else; may be repeated."
+        ),
+    ] = [],  # noqa: B006
+    retention: Annotated[str, Parameter(help="Ended jobs are forgotten after so long.")] = "30d",
+    away: Annotated[str, Parameter(help="Workers stop at a checkpoint when no server was there for so long.")] = "10m",
+    warm: Annotated[bool, Parameter(negative="--cold", help="Workers may be forks of a warm interpreter.")] = True,
+    json: Json = False,
+) -> None:
+    """Start the server on this machine."""
+    from stretto.client.finding import data_folder
+    from stretto.server.process import Options, serve, set_up_logging
+
+    if nodes is not None and slots is not None:
+        raise UsageError("--nodes and --slots say the same thing twice", hint="leave out one of the two")
+    if slots is not None and slots < 1:
+        raise UsageError(f"{slots} slots are too few", hint="give a number above 0")
+    if port is not None and not 0 <= port <= 65535:
+        raise UsageError(f"{port} is not a port", hint="give 1..65535, or 0 for any that is free")
+    options = Options(
+        data=str((data or data_folder()).absolute()),
+        host=host,
+        port=port,
+        nodes=nodes or (f"1x{slots}" if slots else ""),
+        store=db or "",
+        policy=policy,
+        quotas=_quotas(quota),
+        retention_s=words.seconds(retention),
+        away_s=words.seconds(away),
+        warm=warm,
+    )
+    if detach:
+        _ready(serve(options, detach=True), json)
+        return
+    set_up_logging()
+    serve(options, ready=lambda info: _ready(info, json))
+
+
+def down(
+    *,
+    data: Data = None,
+    cancel_jobs: Annotated[
+        bool, Parameter(negative=(), help="Cancel every job first, and wait for their ends.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Stop the server on this machine. Its jobs go on for a while, and a new server takes them over."""
+    from stretto.client.finding import data_folder
+    from stretto.server.process import down as end
+
+    folder = (data or data_folder()).absolute()
+    end(folder, cancel_jobs=cancel_jobs)
+    if json:
+        show.as_json({"data": str(folder), "running": False})
+    else:
+        print("the server has ended" + (", and all jobs" if cancel_jobs else "; jobs that run go on for a while"))
+
+
+def _ready(info: Info, json: bool) -> None:
+    if json:
+        show.as_json({"url": info.url, "pid": info.pid, "version": info.version})
+    else:
+        print(f"ready at {info.url} (process {info.pid})")
+    sys.stdout.flush()
+
+
+def _quotas(texts: list[str]) -> dict[str, Quota]:
+    from stretto.server.view import Quota
+
+    found: dict[str, Quota] = {}
+    for user, text in words.pairs(texts).items():
+        devices, _, jobs = text.partition(",")
+        try:
+            found[user] = Quota(
+                devices=float(devices) if devices else None, jobs=int(jobs) if jobs else None
+            )  # fmt: skip
+        except ValueError:
+            raise UsageError(
+                f"--quota {user}={text} cannot be understood",
+                hint="USER=DEVICES or USER=DEVICES,JOBS; either may be empty",
+            ) from None
+    return found

@@ -1,0 +1,118 @@
+"""Verbs that read what happened, and what happens: logs and events."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from stretto.cli import show, words
+from stretto.cli.following import Lines
+from stretto.cli.guessing import guessing
+from stretto.cli.options import HERE, Connection, JobRef, Json
+from stretto.errors import UsageError
+
+if TYPE_CHECKING:
+    from stretto.client import Client, Event, Job, Piece
+
+Follow = Annotated[bool, Parameter(name=["--follow", "-f"], negative=(), help="Go on as it happens.")]
+
+
+def logs(
+    job: JobRef,
+    /,
+    *,
+    follow: Follow = False,
+    worker: Annotated[str | None, Parameter(name=["--worker", "-w"], help="Only this one: w0, w1, …")] = None,
+    tail: Annotated[int | None, Parameter(name=["--tail", "-n"], help="Only the last so many lines.")] = None,
+    json: Json = False,
+    connection: Connection = HERE,
+) -> None:
+    """Print the log of a job's workers."""
+    if tail is not None and tail < 0:
+        raise UsageError(f"{tail} lines cannot be shown", hint="give a number from 0 on")
+    with connection.client() as client, guessing(client, job):
+        found = client.job(job)
+        if follow:
+            _follow(client.follow(found, worker=worker, tail=tail), found.max_workers > 1 and worker is None, json)
+            return
+        text = client.logs(found, worker=worker, tail=tail)
+    if json:
+        show.as_json({"job": found.id, "worker": worker, "text": text})
+    else:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def events(
+    job: Annotated[str | None, Parameter(help="Its number or name; everything if not given.")] = None,
+    /,
+    *,
+    follow: Follow = False,
+    after: Annotated[int | None, Parameter(help="Only those after this number.")] = None,
+    limit: Annotated[int, Parameter(name=["--limit", "-n"], help="The last so many.")] = 50,
+    json: Json = False,
+    connection: Connection = HERE,
+) -> None:
+    """Print what happened, to one job or to all, the oldest first."""
+    if not 1 <= limit <= 1000:
+        raise UsageError(f"{limit} events cannot be shown at once", hint="give 1..1000")
+    with connection.client() as client, guessing(client, job or ""):
+        ref = None if job is None else client.job(job)
+        if after is None:
+            found = client.events(ref, limit=limit, order="newest")[::-1]
+        else:
+            found = client.events(ref, after=after, limit=limit)
+        if not follow:
+            if json:
+                show.as_json(found)
+            else:
+                _print_events(found)
+            return
+        for event in _going_on(found, client, ref, after):
+            _event(event, json)
+            if ref is not None and event.kind == "ended":
+                return
+
+
+def _going_on(found: list[Event], client: Client, ref: Job | None, after: int | None) -> Iterator[Event]:
+    yield from found
+    yield from client.watch(ref, after=found[-1].seq if found else after)
+
+
+def _follow(pieces: Iterable[Piece], prefixed: bool, json: bool) -> None:
+    lines = Lines(prefixed)
+    for piece in pieces:
+        if json:
+            show.as_json({"worker": piece.worker, "text": piece.text})
+        else:
+            sys.stdout.write(lines.add(piece.worker, piece.text))
+        sys.stdout.flush()
+    sys.stdout.write("" if json else lines.rest())
+    sys.stdout.flush()
+
+
+def _print_events(found: list[Event]) -> None:
+    now_s = show.now_s()
+    rows = [
+        [
+            str(each.seq),
+            words.ago(each.at_s, now_s),
+            "-" if each.job is None else str(each.job),
+            words.event(each.event),
+        ]
+        for each in found
+    ]
+    show.columns(["EVENT", "WHEN", "JOB", "WHAT"], rows, right=["EVENT", "WHEN", "JOB"])
+
+
+def _event(event: Event, json: bool) -> None:
+    if json:
+        show.as_json(event)
+    else:
+        when = time.strftime("%H:%M:%S", time.localtime(event.at_s))
+        print(f"{when}  {'-' if event.job is None else event.job:>5}  {words.event(event.event)}")
+    sys.stdout.flush()

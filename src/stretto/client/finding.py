@@ -1,0 +1,71 @@
+"""Where the server is, and with which token: arguments, then the environment, then what `stretto up` left here.
+
+The token in the data directory is for the server whose address stands beside it: it is never sent elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from stretto.errors import Unavailable, UsageError
+
+
+class Where(NamedTuple):
+    url: str
+    """Without a slash at its end."""
+    token: str
+
+
+def data_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the server of this user keeps everything."""
+    home = environment.get("STRETTO_HOME")
+    return Path(home) if home else Path.home() / ".local" / "share" / "stretto"
+
+
+def find(
+    server: str | None = None,
+    token: str | None = None,
+    *,
+    data: str | Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Where:
+    folder = Path(data) if data is not None else data_folder(environment)
+    here = _left_here(folder)
+    # A data directory that was named is more than what the environment says in general.
+    url = _checked(server or (None if data is not None else environment.get("STRETTO_SERVER")) or here)
+    if not url:
+        raise Unavailable(
+            f"no server is known here: {folder} has no server.json",
+            hint="`stretto up -d` starts one; STRETTO_SERVER says where another is",
+        )
+    secret = token or environment.get("STRETTO_TOKEN") or ""
+    return Where(url, secret or (_read(folder / "token") if url == here else ""))
+
+
+def _checked(url: str | None) -> str:
+    if not url:
+        return ""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{url!r} is not the address of a server", hint="write it as http://HOST:PORT")
+    return url.rstrip("/")
+
+
+def _left_here(folder: Path) -> str:
+    try:
+        told: Any = json.loads(_read(folder / "server.json") or "{}")
+    except ValueError:
+        return ""
+    return str(told.get("url", "")).rstrip("/") if isinstance(told, dict) else ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,484 @@
+"""The server as a process, `stretto up`: who holds a data directory, serves it.
+
+    DATA/lock         held as long as the server lives; its process number is inside
+    DATA/server.json  url, pid, version of the server that is ready; removed at a clean end
+    DATA/token        the secret of the local admin, for the command line (0600)
+    DATA/stretto.db   the store, unless it is elsewhere
+    DATA/jobs, runs   what belongs to jobs and their workers
+    DATA/server.log   of a server in the background; bounded
+
+It comes up in this order: lock, store, plane, port, and only when all of them are there it adopts what runs. It goes
+down by SIGTERM or SIGINT: what is being answered is answered, workers go on. A second signal ends it at once, which
+loses nothing either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import http.client
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+import stretto
+from stretto.backends.local.runs import FolderInUse, server_lock, serving
+from stretto.backends.local.supervisor import is_held
+from stretto.errors import NotFound, Occupied, StrettoError, Unavailable, UsageError
+from stretto.server.view import Quota
+
+DEFAULT_PORT = 8470
+_DAY_S = 86400.0
+_TIDY_EVERY_S = 3600.0
+_LOOK_S = 0.02
+_GIVE_WAY_S = 0.0005
+_LOG_BYTES = 8 * 2**20
+_PRUNED_AT_ONCE = 500
+
+_log = logging.getLogger("stretto.server")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a server is told when it is started."""
+
+    data: str
+    """The data directory."""
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """None: the one it had before, at first 8470. 0: any that is free. Workers come back to it after a restart."""
+    nodes: str = ""
+    """`2x4`: two nodes of four devices each; what the machine has, if empty."""
+    store: str = ""
+    """A PostgreSQL URL or a file; DATA/stretto.db, if empty."""
+    policy: str = "stretto"
+    """At first; what was chosen while it ran is kept."""
+    quotas: dict[str, Quota] = {}
+    """By user; `*` is everybody else."""
+    retention_s: float = 30 * _DAY_S
+    """Ended jobs are forgotten after so long."""
+    away_s: float = 600.0
+    """Workers stop when no server was there for so long."""
+    warm: bool = True
+    """Workers may be forks of a warm interpreter."""
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a server that is ready."""
+
+    url: str
+    pid: int
+    version: str
+
+
+def default_data() -> Path:
+    """`$STRETTO_HOME`, or a folder in the user's home."""
+    given = os.environ.get("STRETTO_HOME")
+    return Path(given) if given else Path.home() / ".local" / "share" / "stretto"
+
+
+def serve(options: Options, *, detach: bool = False, ready: Callable[[Info], None] = lambda info: None) -> Info:
+    """Serve until a signal comes; `ready` is called when it is. With `detach` a process in the background does, and
+    this returns when that one is ready. Raises what keeps it from serving."""
+    if detach:
+        return _start_in_background(options)
+    with _holding(Path(options.data)):
+        return _run(_serve(options, ready, time.time))  # noqa: TID251
+
+
+def running(data: Path) -> Info | None:
+    """The server that is ready there, if there is one."""
+    if not is_held(str(server_lock(data))):
+        return None
+    return _read_info(data)
+
+
+def down(data: Path, *, cancel_jobs: bool = False, timeout_s: float = 60.0) -> None:
+    """End the server that works there, and wait until the directory is free. Workers go on, unless all jobs are to be
+    cancelled first."""
+    lock = server_lock(data)
+    if not is_held(str(lock)):
+        raise NotFound(f"no server works in {data}", hint="`stretto up` starts one")
+    deadline_s = time.monotonic() + timeout_s
+    if cancel_jobs:
+        _cancel_all(data, deadline_s)
+    _send(data, signal.SIGTERM)
+    while is_held(str(lock)):
+        if time.monotonic() >= deadline_s:
+            raise Unavailable(
+                f"the server in {data} has not ended within {timeout_s:g} s", hint="look into its server.log"
+            )
+        time.sleep(_LOOK_S)
+
+
+# In this process.
+
+
+@contextlib.contextmanager
+def _holding(data: Path) -> Iterator[None]:
+    """Hold the data directory, and say so."""
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with serving(data):
+            server_lock(data).write_text(f"{os.getpid()}\n")
+            with contextlib.suppress(FileNotFoundError):
+                (data / "server.json").unlink()
+            yield
+    except FolderInUse:
+        raise _occupied(data) from None
+    except OSError as error:
+        raise UsageError(
+            f"the data directory {data} cannot be used: {error.strerror or error}", hint="give another one with --data"
+        ) from None
+
+
+def _occupied(data: Path) -> Occupied:
+    info, pid = _read_info(data), _holder(data)
+    who = f"process {pid or 'unknown'}" + (f" at {info.url}" if info is not None else "")
+    return Occupied(
+        f"another server ({who}) works in {data}", hint="use it, stop it (`stretto down`), or give another --data"
+    )
+
+
+def _run(work: Any) -> Info:
+    try:
+        import uvloop
+    except ImportError:
+        factory = None
+    else:
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        made: Info = runner.run(work)
+        return made
+
+
+async def _serve(options: Options, ready: Callable[[Info], None], clock: Callable[[], float]) -> Info:
+    from stretto.api.serving import HttpServer
+
+    # Policies think in a thread; who waits for it to give way waits so long each time, and the default is 5 ms.
+    sys.setswitchinterval(_GIVE_WAY_S)
+    stop = _signals()
+    data = Path(options.data).absolute()
+    async with _opened(options, data, clock) as (app, listening, info):
+        server = HttpServer(app, listening)
+        await server.start()
+        _write_atomically(data / "server.json", msgspec.json.encode(info), 0o644)
+        tidying = asyncio.create_task(_tidy_now_and_then(app.state.parts, data, options.retention_s))
+        _log.info("ready at %s, data in %s", info.url, data)
+        try:
+            ready(info)
+            await stop.wait()
+        finally:
+            _log.info("going down; workers go on")
+            (data / "server.json").unlink(missing_ok=True)
+            tidying.cancel()
+            await server.stop()
+    return info
+
+
+@contextlib.asynccontextmanager
+async def _opened(
+    options: Options, data: Path, clock: Callable[[], float]
+) -> AsyncIterator[tuple[Any, socket.socket, Info]]:
+    """Store, plane, port; then the plane begins to work."""
+    from stretto.api import Auth, create_app
+    from stretto.api.serving import address_of, bind
+    from stretto.backends.local.backend import LocalBackend
+    from stretto.backends.local.machine import discover
+    from stretto.server.plane import Plane
+    from stretto.store import Store
+
+    machine = discover(options.nodes)
+    store = Store.open(options.store or str(data / "stretto.db"), clock=clock)
+    address = ""
+    try:
+        backend = LocalBackend(
+            data, machine.nodes, machine=machine, warm=options.warm, away_s=options.away_s, clock=clock
+        )
+        plane = Plane(
+            data,
+            store,
+            backend,
+            url=lambda: f"ws://{address}",
+            clock=clock,
+            quotas=options.quotas,
+            policy=options.policy,
+        )
+        listening = bind(options.host, _port(options, plane.settings))
+        with listening:
+            address = address_of(listening)
+            store.put_setting("port", listening.getsockname()[1]).result()
+            _ensure_token(data, store, clock())
+            app = create_app(plane, Auth(store, clock))
+            await plane.open()
+            try:
+                yield app, listening, Info(url=f"http://{address}", pid=os.getpid(), version=stretto.__version__)
+            finally:
+                await plane.close()
+    finally:
+        store.close()
+
+
+def _port(options: Options, settings: Mapping[str, Any]) -> int:
+    if options.port is not None:
+        return options.port
+    return int(settings.get("port", DEFAULT_PORT))
+
+
+def _signals() -> asyncio.Event:
+    """Set by the first signal; the second ends the process."""
+    stop = asyncio.Event()
+
+    def received(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received, number)
+    return stop
+
+
+def _ensure_token(data: Path, store: Any, now_s: float) -> None:
+    """The local command line has a token that works. The file is written first: a hash without a secret is of no
+    use to anybody."""
+    from stretto.api.auth import digest_of, make_token, new_secret
+
+    path = data / "token"
+    try:
+        secret = path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        secret = ""
+    if secret and store.token_by_hash(digest_of(secret)) is not None:
+        return
+    fresh = not store.tokens()
+    if not (fresh and secret):
+        secret = new_secret()
+        _write_atomically(path, f"{secret}\n".encode(), 0o600)
+    store.add_token(make_token(secret, _user(), "admin", now_s)).result()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+# Tidying up.
+
+
+async def _tidy_now_and_then(parts: Any, data: Path, retention_s: float) -> None:
+    while True:
+        try:
+            await _tidy(parts, data, parts.plane.clock() - retention_s)
+        except (StrettoError, OSError) as error:
+            _log.warning("tidying up: %s", error)
+        await asyncio.sleep(min(_TIDY_EVERY_S, max(1.0, retention_s / 10)))
+
+
+async def _tidy(parts: Any, data: Path, before_s: float) -> None:
+    """Forget jobs that ended before then, with their folders; and bound our own log."""
+    store = parts.plane.store
+    while await asyncio.wrap_future(store.prune(before_s, _PRUNED_AT_ONCE)) == _PRUNED_AT_ONCE:
+        pass
+    parts.observed.recount(await asyncio.to_thread(store.count))
+    await asyncio.to_thread(_remove_folders, store, data / "jobs", before_s)
+    _bound_log(data)
+
+
+def _remove_folders(store: Any, jobs: Path, before_s: float) -> None:
+    """Those of jobs that nobody knows any more. A folder that has changed since then is a newer job's."""
+    if not jobs.is_dir():
+        return
+    for entry in list(os.scandir(jobs)):
+        old = entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime < before_s
+        if old and entry.name.isdecimal() and store.job(int(entry.name)) is None:
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _bound_log(data: Path) -> None:
+    """Only if standard error goes there: keep the last one beside it, and begin a new one."""
+    path = data / "server.log"
+    try:
+        about, ours = path.stat(), os.fstat(2)
+    except OSError:
+        return
+    if (about.st_dev, about.st_ino) != (ours.st_dev, ours.st_ino) or about.st_size < _LOG_BYTES:
+        return
+    path.rename(data / "server.log.1")
+    _connect_log(path)
+
+
+def _connect_log(path: Path) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+# In the background.
+
+
+def _start_in_background(options: Options) -> Info:
+    """A process of its own, in a session of its own; it says through a pipe how it went."""
+    options = msgspec.structs.replace(options, data=os.path.abspath(options.data))
+    out, into = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stretto.server.process", msgspec.json.encode(options).decode(), str(into)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=[into],
+            cwd="/",
+        )
+    finally:
+        os.close(into)
+    with open(out, "rb") as pipe:
+        word = json.loads(pipe.read() or b"{}")
+    if "url" in word:
+        # It is not waited for: it outlives us.
+        process.returncode = 0
+        return Info(**word)
+    process.wait()
+    raise _told_error(word, options)
+
+
+def _told_error(word: dict[str, Any], options: Options) -> StrettoError:
+    if "message" not in word:
+        return Unavailable("the server ended before it was ready", hint=f"look into {options.data}/server.log")
+    error = StrettoError(word["message"], hint=word["hint"])
+    error.code, error.exit_code = word["code"], word["exit_code"]
+    return error
+
+
+def main() -> int:
+    """What `_start_in_background` starts: options, and the descriptor that waits for the outcome."""
+    options, into = msgspec.json.decode(sys.argv[1], type=Options), int(sys.argv[2])
+    os.set_inheritable(into, False)
+
+    def ready(info: Info) -> None:
+        os.write(into, msgspec.json.encode(info))
+        os.close(into)
+
+    try:
+        with contextlib.suppress(OSError):
+            os.makedirs(options.data, mode=0o700, exist_ok=True)
+            _connect_log(Path(options.data) / "server.log")
+            _bound_log(Path(options.data))
+        set_up_logging()
+        serve(options, ready=ready)
+    except StrettoError as error:
+        _log.error("%s", error)
+        words = {"code": error.code, "exit_code": error.exit_code, "message": error.message, "hint": error.hint}
+        with contextlib.suppress(OSError):
+            os.write(into, msgspec.json.encode(words))
+        return error.exit_code
+    return 0
+
+
+def set_up_logging() -> None:
+    """To standard error, with the time."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for talkative in ("uvicorn", "alembic"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
+
+
+# Files, and other servers.
+
+
+def _write_atomically(path: Path, contents: bytes, mode: int) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with open(fd, "wb") as file:
+        file.write(contents)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def _read_info(data: Path) -> Info | None:
+    try:
+        return msgspec.json.decode((data / "server.json").read_bytes(), type=Info)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _holder(data: Path) -> int:
+    """The process that holds the directory, as it said itself; 0 if that cannot be read."""
+    try:
+        return int(server_lock(data).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _send(data: Path, number: int) -> None:
+    """Through a descriptor, so that a process number that was given to somebody else meanwhile harms nobody."""
+    pid = _holder(data)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        raise Unavailable(f"who works in {data} is not to be found", hint="is it on another machine?") from None
+    try:
+        if _holder(data) == pid and is_held(str(server_lock(data))):
+            signal.pidfd_send_signal(pidfd, number)
+    except PermissionError:
+        raise Unavailable(f"process {pid} belongs to somebody else", hint="ask them to stop it") from None
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
+
+
+def _cancel_all(data: Path, deadline_s: float) -> None:
+    """Cancel every job that has not ended, and wait until all have."""
+    while (found := _active_jobs(data)) and time.monotonic() < deadline_s:
+        for job in found:
+            if job["wish"] != "cancel":
+                _ask(data, "POST", f"/v1/jobs/{job['id']}/cancel")
+        time.sleep(_LOOK_S)
+    if found:
+        raise Unavailable(f"{len(found)} jobs have not ended in time", hint="try again, or end the server without them")
+
+
+def _active_jobs(data: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = _ask(data, "GET", "/v1/jobs?phase=active&limit=1000")["items"]
+    return found
+
+
+def _ask(data: Path, method: str, path: str) -> dict[str, Any]:
+    info = _read_info(data)
+    if info is None:
+        raise Unavailable(f"the server in {data} is not ready", hint="try again later")
+    connection = http.client.HTTPConnection(urlsplit(info.url).netloc, timeout=30)
+    try:
+        secret = (data / "token").read_text().strip()
+        connection.request(method, path, headers={"Authorization": f"Bearer {secret}"})
+        answer = connection.getresponse()
+        found: dict[str, Any] = msgspec.json.decode(answer.read())
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
+        raise Unavailable(f"{info.url} cannot be asked: {error}", hint="try again later") from None
+    finally:
+        connection.close()
+    if answer.status >= 400 and answer.status != 409:
+        raise Unavailable(f"{info.url}: {found.get('detail')}", hint=str(found.get("hint", "")))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""The server as a process: who may have a data directory, how it comes and goes, what survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from api_client import Api, alive_in, api_of, eventually, kill, options, serving
+
+from stretto.errors import NotFound, StrettoError
+from stretto.server.process import Info, down, running, serve
+
+
+def test_a_second_server_is_told_who_is_there(tmp_path: Path) -> None:
+    with serving(tmp_path) as api:
+        info = running(tmp_path)
+        assert info is not None
+        with pytest.raises(StrettoError) as refused:
+            serve(options(tmp_path), detach=True)
+        assert (refused.value.code, refused.value.exit_code) == ("occupied", 10)
+        assert str(info.pid) in refused.value.message
+        assert info.url in refused.value.message
+        assert api.get("/readyz").status == 200
+        assert running(tmp_path) == info
+
+
+def test_a_port_that_is_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(StrettoError) as refused:
+        serve(options(tmp_path, port=taken.getsockname()[1]), detach=True)
+    assert (refused.value.code, refused.value.exit_code) == ("occupied", 10)
+    assert "--port" in refused.value.hint
+    assert running(tmp_path) is None
+    eventually(lambda: not alive_in(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"nodes": "x"}, "usage"), ({"host": "203.0.113.1"}, "usage"), ({"policy": "none"}, "usage"),
+     ({"port": 70000}, "usage"), ({"store": "/proc/nothing/db"}, "store-unreachable")],
+)  # fmt: skip
+def test_what_cannot_work_is_said_and_nothing_is_left(tmp_path: Path, changes: dict[str, object], code: str) -> None:
+    with pytest.raises(StrettoError) as refused:
+        serve(options(tmp_path, **changes), detach=True)
+    assert refused.value.code == code
+    assert refused.value.hint
+    assert running(tmp_path) is None
+    eventually(lambda: not alive_in(tmp_path))
+
+
+def test_a_corrupted_store_is_said(tmp_path: Path) -> None:
+    (tmp_path / "stretto.db").write_bytes(b"not a database, however long one looks at it" * 100)
+    with pytest.raises(StrettoError) as refused:
+        serve(options(tmp_path), detach=True)
+    assert (refused.value.code, refused.value.exit_code) == ("store-corrupted", 21)
+
+
+def test_kill_and_restart_keep_everything(tmp_path: Path) -> None:
+    """Jobs, their workers, the token, the port."""
+    work = tmp_path / "work"
+    work.mkdir()
+    data = tmp_path / "data"
+    with serving(data) as api:
+        running_job = api.submit(f"echo begun; until [ -e {work}/go ]; do sleep 0.02; done; echo ended", workers=4)
+        started = api.until(running_job["id"], "running")
+        waiting = [api.submit("true", name=f"waiting-{number}", workers=4) for number in range(5)]
+        eventually(lambda: api.job(running_job["id"])["workers"][0]["pid"])
+        before = kill(data)
+        assert running(data) is None
+        serve(options(data, port=None), detach=True)
+        again = api_of(data)
+        assert (again.url, again.token) == (api.url, api.token)
+        assert again.url == before.url
+        found = again.job(running_job["id"])
+        assert (found["phase"], found["started_s"]) == ("running", started["started_s"])
+        assert {again.job(job["id"])["phase"] for job in waiting} == {"queued"}
+        (work / "go").touch()
+        for job in (running_job, *waiting):
+            assert again.until(job["id"], "succeeded", "failed")["phase"] == "succeeded"
+        assert again.job(running_job["id"])["starts"] == 1
+        assert again.get(f"/v1/jobs/{running_job['id']}/logs", worker="w0").text == "begun\nended\n"
+
+
+def test_a_clean_end_lets_workers_go_on(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    data = tmp_path / "data"
+    with serving(data) as api:
+        job = api.submit(f"until [ -e {work}/go ]; do sleep 0.02; done; touch {work}/done")
+        api.until(job["id"], "running")
+        eventually(lambda: api.job(job["id"])["workers"][0]["pid"])
+        down(data)
+        assert running(data) is None
+        assert not (data / "server.json").exists()
+        (work / "go").touch()
+        eventually((work / "done").exists)
+        serve(options(data, port=None), detach=True)
+        assert api_of(data).until(job["id"], "succeeded", "failed")["phase"] == "succeeded"
+
+
+def test_down_can_cancel_all_jobs(tmp_path: Path) -> None:
+    with serving(tmp_path) as api:
+        for _ in range(3):
+            api.submit("sleep 600", workers=2)
+        api.until("1", "running")
+        down(tmp_path, cancel_jobs=True)
+        eventually(lambda: not alive_in(tmp_path))
+    with serving(tmp_path) as again:
+        assert [job["phase"] for job in again.get("/v1/jobs").json["items"]] == ["cancelled"] * 3
+    with pytest.raises(NotFound):
+        down(tmp_path)
+
+
+def test_streams_end_with_the_server(tmp_path: Path) -> None:
+    """A listener does not hold up the end."""
+    with serving(tmp_path) as api:
+        host, _, port = api.address.partition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as listener:
+            listener.sendall(f"GET /v1/events/stream?token={api.token} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert b"200 OK" in listener.recv(65536)
+            down(tmp_path)
+            while listener.recv(65536):
+                pass
+
+
+def test_in_the_foreground_with_signals(tmp_path: Path) -> None:
+    code = (
+        "import sys, msgspec\n"
+        "from stretto.server.process import *\n"
+        "serve(msgspec.json.decode(sys.argv[1], type=Options), ready=lambda info: print(info.url, flush=True))\n"
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, msgspec.json.encode(options(tmp_path)).decode()],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        with process.stdout:
+            url = process.stdout.readline().strip()
+            info = running(tmp_path)
+            assert info is not None
+            assert (info.url, info.pid) == (url, process.pid)
+            process.send_signal(number)
+            assert process.wait(30) == 0
+        assert running(tmp_path) is None
+
+
+def test_the_token_is_made_anew_when_it_is_gone(tmp_path: Path) -> None:
+    with serving(tmp_path) as api:
+        first = api.token
+    (tmp_path / "token").unlink()
+    with serving(tmp_path) as again:
+        assert again.token != first
+        assert again.get("/v1/tokens").status == 200
+        assert again.as_(first).get("/v1/tokens").status == 200
+
+
+def test_ended_jobs_are_forgotten_in_time(tmp_path: Path) -> None:
+    with serving(tmp_path, retention_s=1.0) as api:
+        job = api.submit("echo soon forgotten")
+        kept = api.submit("sleep 600")
+        api.until(job["id"], "succeeded")
+        eventually(lambda: api.get(f"/v1/jobs/{job['id']}").status == 404)
+        eventually(lambda: not (tmp_path / "jobs" / job["id"]).exists())
+        assert api.job(kept["id"])["phase"] == "running"
+        assert (tmp_path / "jobs" / kept["id"]).exists()
+        assert api.submit("true")["number"] == kept["number"] + 1
+        eventually(lambda: api.get("/v1/cluster").json["jobs"]["succeeded"] <= 1)
+
+
+def test_what_is_written_about_the_server(tmp_path: Path) -> None:
+    info = serve(options(tmp_path), detach=True)
+    try:
+        assert Info(**json.loads((tmp_path / "server.json").read_text())) == info
+        assert os.getpgid(info.pid) != os.getpgid(0)
+        assert "ready at" in (tmp_path / "server.log").read_text()
+        assert "Traceback" not in (tmp_path / "server.log").read_text()
+        assert Api(info.url, None).get("/healthz").status == 200
+    finally:
+        down(tmp_path)

@@ -1,0 +1,490 @@
+"""Real processes under a local backend: how they start, how they end, and that nobody is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from living import alive, wait_until
+from local_world import MEANS, World, until, world
+
+from stretto.backends.local import containment, runs, supervisor
+from stretto.backends.local.runs import FolderInUse, serving
+from stretto.backends.protocol import Exit, LaunchError
+
+DAEMON = "echo $$ >> pids; trap '' TERM HUP; while :; do sleep 1000; done"
+
+TREE = """
+import os, signal, subprocess, sys
+# A child, a daemon in a session of its own, and one that has also dropped its environment; each says who it is.
+subprocess.Popen(["sh", "daemon.sh"])
+subprocess.Popen(["setsid", "sh", "-c", "sh daemon.sh & exit 0"])
+if "scrub" in sys.argv:
+    subprocess.Popen(["setsid", "env", "-i", "/bin/sh", "-c", "/bin/sh daemon.sh & exit 0"])
+while not os.path.exists("pids") or sum(1 for _ in open("pids")) < (3 if "scrub" in sys.argv else 2):
+    pass
+print("up", flush=True)
+if "stay" in sys.argv:
+    signal.pause()
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "daemon.sh").write_text(DAEMON)
+    return tmp_path / "data"
+
+
+@pytest.fixture(params=list(MEANS))
+def allow(request: pytest.FixtureRequest) -> frozenset[str]:
+    """Each way to end a tree that this system has."""
+    means = containment.survey("stretto-test", MEANS[request.param])
+    containment.remove_parents(means)
+    if means.ending != request.param:
+        pytest.skip(f"{request.param}: {means.why_not.get(request.param)}")
+    return MEANS[request.param]
+
+
+def pids(data: Path) -> list[int]:
+    return [int(line) for line in (data.parent / "pids").read_text().split()]
+
+
+def in_world(data: Path, story: Callable[[World], Any], **options: Any) -> World:
+    """Run a story in an open world; the world as it was afterwards."""
+
+    async def run() -> World:
+        async with world(data, **options) as here:
+            await story(here)
+        return here
+
+    return asyncio.run(run())
+
+
+ENDS = {
+    "success": ("print('done')", "exited", 0),
+    "code": ("import sys; sys.exit(7)", "exited", 7),
+    "error": ("raise ValueError('wrong')", "exited", 1),
+    "killed": ("import os; os.kill(os.getpid(), 9)", "signalled", 9),
+    "abort": ("import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()", "signalled", 6),
+}
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_how_a_worker_ends_is_told_once(data: Path, warm: bool) -> None:
+    async def story(here: World) -> None:
+        for name, (text, _, _) in ENDS.items():
+            await here.script(name, text, warm=True)
+        for name, (_, how, status) in ENDS.items():
+            exit = await here.ended(name)
+            assert (exit.how, exit.status, exit.asked) == (how, status, False), name
+            (started,) = here.started(name)
+            assert started.how == ("forked" if warm else "plain"), started.why
+            assert bool(started.why) == (not warm)
+            here.backend.forget(name)
+        assert here.log("success") == "done\n"
+        assert "ValueError: wrong" in here.log("error")
+
+    in_world(data, story, warm=warm)
+    assert os.listdir(data / "runs") == []
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_what_a_worker_finds(data: Path, warm: bool) -> None:
+    text = """
+import json, os, signal, sys
+environ = open("/proc/self/environ", "rb").read().split(b"\\0")
+print(json.dumps({
+    "mark": f"STRETTO_LAUNCH={os.environ['STRETTO_LAUNCH']}".encode() in environ,
+    "env": [os.environ.get(name) for name in ("MINE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "STRETTO_LAUNCH")],
+    "cwd": os.getcwd(), "leads": os.getsid(0) == os.getpid() == os.getpgid(0), "argv": sys.argv,
+    "masked": [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+    "fds": [f for f in os.listdir("/proc/self/fd") if int(f) > 2 and os.path.exists(f"/proc/self/fd/{f}")],
+    "stdin": sys.stdin.read(),
+}))
+"""
+
+    async def story(here: World) -> None:
+        (here.data / "logs").mkdir()
+        (here.data / "logs" / "a.log").write_text("before\n")
+        env = {**os.environ, "MINE": "1"}
+        await here.script("a", text, "--x", warm=True, env=env)
+        await here.ended("a")
+        first, second = here.log("a").splitlines()
+        assert first == "before"
+        found = json.loads(second)
+        assert found == {
+            "mark": True,
+            "env": ["1", "1", "", "a"],
+            "cwd": str(here.data.parent),
+            "leads": True,
+            "argv": ["a.py", "--x"],
+            "masked": [],
+            "fds": [],
+            "stdin": "",
+        }
+
+    in_world(data, story, warm=warm)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_tree_ends_with_its_worker(data: Path, allow: frozenset[str], warm: bool) -> None:
+    async def story(here: World) -> None:
+        await here.script("a", TREE, "scrub", warm=True)
+        exit = await here.ended("a")
+        assert (exit.how, exit.status) == ("exited", 0), here.log("a")
+        assert len(pids(data)) == 3
+        assert not [pid for pid in pids(data) if alive(pid)]
+
+    in_world(data, story, allow=allow, warm=warm)
+
+
+def test_a_tree_is_killed_when_asked(data: Path, allow: frozenset[str]) -> None:
+    async def story(here: World) -> None:
+        await here.script("a", TREE, "stay")
+        await until(lambda: "up" in here.log("a"))
+        assert all(alive(pid) for pid in pids(data))
+        here.backend.kill("a")
+        exit = await here.ended("a")
+        assert (exit.how, exit.status, exit.asked) == ("signalled", signal.SIGKILL, True)
+        assert not [pid for pid in pids(data) if alive(pid)]
+
+    in_world(data, story, allow=allow)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_supervisor_takes_its_worker_with_it(data: Path, allow: frozenset[str], warm: bool) -> None:
+    async def story(here: World) -> None:
+        await here.script("a", TREE, "stay", warm=True)
+        await until(lambda: "up" in here.log("a"))
+        (started,) = here.started("a")
+        os.kill(here.supervisor("a"), signal.SIGKILL)
+        exit = await here.ended("a")
+        assert (exit.how, exit.asked) == ("lost", False)
+        assert "died" in exit.text
+        assert not [pid for pid in (started.pid, *pids(data)) if alive(pid)]
+
+    in_world(data, story, allow=allow, warm=warm)
+
+
+def test_without_groups_those_who_dropped_their_environment_are_found_too(data: Path) -> None:
+    async def story(here: World) -> None:
+        await here.script("a", TREE, "stay", "scrub")
+        await until(lambda: "up" in here.log("a"))
+        tree = here.backend.runs.path("a") / supervisor.TREE
+        await until(
+            lambda: tree.exists() and set(pids(data)) <= {pid for pid, _ in json.loads(tree.read_text())["tree"]}
+        )
+        os.kill(here.supervisor("a"), signal.SIGKILL)
+        assert (await here.ended("a")).how == "lost"
+        assert len(pids(data)) == 3
+        assert not [pid for pid in pids(data) if alive(pid)]
+
+    in_world(data, story, allow=())
+
+
+def test_only_the_worker_is_asked_to_end(data: Path) -> None:
+    text = """
+import signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+def leave(*_):
+    print("child", child.poll(), flush=True)
+    sys.exit(5)
+signal.signal(signal.SIGTERM, leave)
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+
+    async def story(here: World) -> None:
+        await here.script("a", text)
+        await until(lambda: "up" in here.log("a"))
+        here.backend.terminate("a")
+        exit = await here.ended("a")
+        assert (exit.how, exit.status, exit.asked) == ("exited", 5, True)
+        assert here.log("a") == "up\nchild None\n"
+        here.backend.terminate("a")
+        here.backend.terminate("unknown")
+
+    in_world(data, story)
+
+
+@pytest.mark.parametrize("order", ["terminate", "kill"])
+@pytest.mark.parametrize("warm", [False, True])
+def test_an_order_may_come_before_the_worker(data: Path, order: str, warm: bool) -> None:
+    async def story(here: World) -> None:
+        task = asyncio.ensure_future(here.script("a", "import signal; signal.pause()", warm=True))
+        await until(lambda: "a" in here.backend._known)
+        getattr(here.backend, order)("a")
+        await task
+        exit = await here.ended("a")
+        assert (exit.how, exit.asked) == ("signalled", True)
+        assert exit.status == (signal.SIGTERM if order == "terminate" else signal.SIGKILL)
+
+    in_world(data, story, warm=warm)
+
+
+def test_a_launch_that_is_asked_for_twice_starts_once(data: Path) -> None:
+    async def story(here: World) -> None:
+        launch = here.describe("a", "sh", "-c", "echo ran; exec sleep 1000")
+        await asyncio.gather(here.backend.launch(launch), here.backend.launch(launch))
+        await here.backend.launch(launch)
+        await until(lambda: here.log("a"))
+        here.backend.kill("a")
+        await here.ended("a")
+        await here.backend.launch(launch)
+        assert here.log("a") == "ran\n"
+        assert len(here.started("a")) == len(here.exits("a")) == 1
+
+    in_world(data, story)
+
+
+def test_a_caller_that_is_cancelled_does_not_undo_a_launch(data: Path) -> None:
+    async def story(here: World) -> None:
+        task = asyncio.ensure_future(here.launch("a", "sh", "-c", "exit 3"))
+        await until(lambda: "a" in here.backend._known)
+        task.cancel()
+        assert (await here.ended("a")).status == 3
+
+    in_world(data, story)
+
+
+IMPOSSIBLE: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
+    "program": (("no-such-program",), {}, "there is no program 'no-such-program'"),
+    "file": (("./no-such-file",), {}, "there is no program './no-such-file'"),
+    "not executable": (("./plain.txt",), {}, "there is no program './plain.txt'"),
+    "no format": (("./broken",), {}, "Exec format error"),
+    "no interpreter": (("./stray",), {}, "No such file"),
+    "folder": (("true",), {"cwd": "/no/such/folder"}, "there is no folder"),
+    "log": (("true",), {"log": "/dev/null/x/log"}, "cannot be written"),
+    "node": (("true",), {"node": "m"}, "there is no node 'm'"),
+    "nothing": ((), {}, "there is no command"),
+    "id": (("true",), {"id": "../up"}, "is not a launch id"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_cannot_start_is_refused_and_leaves_nothing(data: Path, name: str) -> None:
+    command, changes, message = IMPOSSIBLE[name]
+    (data.parent / "plain.txt").write_text("hello")
+    for file, contents in (("broken", b"\x7fELF?"), ("stray", b"#!/no/such/interpreter\n")):
+        (data.parent / file).write_bytes(contents)
+        (data.parent / file).chmod(0o755)
+
+    async def story(here: World) -> None:
+        with pytest.raises(LaunchError, match=message):
+            await here.launch("a", *command, **changes)
+        assert here.news == []
+        assert here.backend.runs.all() == []
+        await here.launch("a", "true")
+        await here.ended("a")
+
+    in_world(data, story)
+    assert not [parent for parent in containment.survey("stretto-test")[1:4] if parent and os.path.exists(parent)]
+
+
+def test_the_next_server_adopts_what_runs(data: Path, allow: frozenset[str]) -> None:
+    async def story() -> None:
+        async with world(data, leave=True, allow=allow) as first:
+            await first.script("plain", TREE, "stay")
+            await until(lambda: "up" in first.log("plain"))
+            await first.launch("quick", "sh", "-c", "exit 4")
+            await first.ended("quick")
+        assert alive(first.started("plain")[0].pid)
+        async with world(data, ["plain", "quick", "never"], allow=allow) as second:
+            (adopted,) = second.started("plain")
+            assert (adopted.how, adopted.pid) == ("adopted", first.started("plain")[0].pid)
+            assert second.exits("quick")[0] == first.exits("quick")[0]
+            assert (second.exits("never")[0].how, second.exits("never")[0].text) == ("lost", "it was never started")
+            await second.backend.launch(second.describe("plain", "sh", "-c", "echo twice"))
+            second.backend.terminate("plain")
+            exit = await second.ended("plain")
+            assert (exit.how, exit.status, exit.asked) == ("signalled", signal.SIGTERM, True)
+            assert not [pid for pid in pids(data) if alive(pid)]
+
+    asyncio.run(story())
+
+
+def test_forks_outlive_their_server(data: Path) -> None:
+    async def story() -> None:
+        async with world(data, leave=True, warm=True) as first:
+            await first.script("a", "import signal; print('up', flush=True); signal.pause()", warm=True)
+            await until(lambda: first.log("a"))
+        async with world(data, ["a"]) as second:
+            assert second.started("a")[0].pid == first.started("a")[0].pid
+            second.backend.kill("a")
+            assert (await second.ended("a")).how == "signalled"
+
+    asyncio.run(story())
+
+
+def test_what_nobody_knows_of_is_ended_at_the_next_start(data: Path, allow: frozenset[str]) -> None:
+    async def story() -> None:
+        async with world(data, leave=True, allow=allow) as first:
+            await first.script("a", TREE, "stay")
+            await until(lambda: "up" in first.log("a"))
+            await first.launch("b", "true")
+            await first.ended("b")
+        async with world(data, allow=allow) as second:
+            await until(lambda: second.backend.runs.all() == [])
+            assert second.news == []
+            assert not [pid for pid in pids(data) if alive(pid)]
+
+    asyncio.run(story())
+
+
+def test_a_supervisor_that_does_not_obey_is_killed(data: Path) -> None:
+    async def story(here: World) -> None:
+        await here.launch("a", "sleep", "1000")
+        os.kill(here.supervisor("a"), signal.SIGSTOP)
+        here.backend.kill("a")
+        exit = await here.ended("a")
+        assert (exit.how, exit.asked) == ("lost", True)
+        assert not alive(here.started("a")[0].pid)
+
+    in_world(data, story, stuck_s=0.1)
+
+
+def test_a_worker_stops_when_no_server_comes_back(data: Path) -> None:
+    stubborn = "trap 'echo asked' TERM; echo up; while :; do sleep 0.01; done"
+
+    async def first() -> None:
+        async with world(data, leave=True, away_s=0.1) as here:
+            await here.launch("a", "sh", "-c", stubborn, grace_s=0.1)
+            await here.launch("b", "sh", "-c", "exec sleep 1000", grace_s=1000.0)
+            await until(lambda: here.log("a"))
+
+    async def second() -> list[Exit]:
+        async with world(data, ["a", "b"]) as here:
+            return [*here.exits("a"), *here.exits("b")]
+
+    asyncio.run(first())
+    wait_until(lambda: all((data / "runs" / each / supervisor.EXIT).exists() for each in "ab"))
+    killed, ended = asyncio.run(second())
+    assert (killed.status, ended.status) == (signal.SIGKILL, signal.SIGTERM)
+    assert killed.asked
+    assert killed.text == ended.text == "no server was there for 0.1 s"
+    assert (data / "logs" / "a.log").read_text() == "up\nasked\n"
+
+
+def test_a_server_that_is_there_keeps_them_running(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(here: World) -> None:
+        await here.launch("a", "sh", "-c", "exec sleep 1000")
+        running = here.backend.runs.running("a")
+        assert running is not None
+        ticks = supervisor_ticks(running.pid)
+        await until(lambda: supervisor_ticks(running.pid) >= ticks + 3)
+        assert here.exits("a") == []
+
+    in_world(data, story, away_s=0.1)
+
+
+def supervisor_ticks(pid: int) -> int:
+    """How often it has slept: once per tick, when nothing else happens."""
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches"))
+
+
+def test_a_worker_over_its_memory_limit(data: Path) -> None:
+    async def story(here: World) -> None:
+        if not here.backend.means.memory:
+            pytest.skip(f"no memory limits here: {here.backend.means.why_not['memory']}")
+        await here.script("a", "x = bytearray(1 << 30)", memory_mib=64)
+        await here.script("b", "x = bytearray(1 << 20)", memory_mib=64)
+        exit = await here.ended("a")
+        assert (exit.how, exit.status, exit.text) == ("signalled", signal.SIGKILL, "out of memory (limit 64 MiB)")
+        assert (await here.ended("b")).text == ""
+
+    in_world(data, story)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_limits_are_set_and_groups_are_removed(data: Path, warm: bool) -> None:
+    async def story(here: World) -> None:
+        means = here.backend.means
+        if not means.cpu:
+            pytest.skip(f"no CPU limits here: {means.why_not['cpu']}")
+        await here.script("a", "import signal; signal.pause()", warm=True, cpu_milli=500, memory_mib=512)
+        group = Path(means.cpu, "a")
+        await until(lambda: str(here.started("a")[0].pid) in (group / "cgroup.procs").read_text().split())
+        if "cpu" in means.controllers:
+            assert (group / "cpu.max").read_text().split() == ["10000", "20000"]
+        else:
+            assert (group / "cpu.cfs_quota_us").read_text().split() == ["10000"]
+        here.backend.kill("a")
+        await here.ended("a")
+        assert not group.exists()
+
+    here = in_world(data, story, warm=warm)
+    assert not [parent for parent in here.backend.means[1:4] if parent and os.path.exists(parent)]
+
+
+def test_whom_a_fork_starts_at_once_is_taken_in_as_well(data: Path) -> None:
+    text = "import os, signal; os.fork(); os.fork(); print(os.getpid(), flush=True); signal.pause()"
+
+    async def story(here: World) -> None:
+        if not here.backend.means.home:
+            pytest.skip("no control groups here")
+        await here.script("a", text, warm=True)
+        await until(lambda: len(here.log("a").split()) == 4)
+        box = containment.Box(containment.box(here.backend.means, "a"))
+        await until(lambda: set(box.inside()) == set(map(int, here.log("a").split())))
+
+    in_world(data, story, warm=True)
+
+
+def test_a_log_takes_no_more_room_than_it_may(data: Path) -> None:
+    text = """
+import os, sys
+line = b"x" * 1023 + b"\\n"
+for _ in range(6 * 1024):
+    os.write(1, line)
+open("written", "w").close()
+sys.stdin.close()
+import signal
+signal.pause()
+"""
+
+    async def story(here: World) -> None:
+        await here.script("a", text)
+        await until((data.parent / "written").exists)
+        log = data / "logs" / "a.log"
+        await until(lambda: log.stat().st_blocks * 512 <= 1 << 20)
+        assert log.stat().st_size == 6 << 20
+        with open(log, "rb") as file:
+            start = runs.log_start(file.fileno())
+            assert 0 < start <= (6 << 20) - (1 << 19)
+            file.seek(-1024, os.SEEK_END)
+            assert file.read() == b"x" * 1023 + b"\n"
+
+    in_world(data, story, log_mib=1)
+
+
+def test_one_server_per_data_directory(data: Path) -> None:
+    with serving(data):
+        with pytest.raises(FolderInUse), serving(data, patience_s=0.0):
+            pass
+        assert supervisor.is_held(str(runs.server_lock(data)))
+    assert not supervisor.is_held(str(runs.server_lock(data)))
+    with serving(data):
+        pass
+
+
+def test_a_fork_is_refused_with_the_reason_and_started_anyway(data: Path) -> None:
+    async def story(here: World) -> None:
+        await here.launch("flag", sys.executable, "-B", "-c", "pass", warm=True)
+        await here.launch("other", "sh", "-c", "exit 0", warm=True)
+        assert "flag -B" in here.started("flag")[0].why
+        assert "no Python interpreter" in here.started("other")[0].why
+        for launch in ("flag", "other"):
+            assert (await here.ended(launch)).status == 0
+
+    in_world(data, story, warm=True)

@@ -1,0 +1,104 @@
+"""A control plane in this process, on a real store and a real backend, with real worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from websockets.asyncio.server import ServerConnection, serve
+
+from stretto.backends.local import machine
+from stretto.backends.local.backend import LocalBackend
+from stretto.backends.local.runs import serving
+from stretto.jobs.model import Context, Job
+from stretto.server.plane import Plane
+from stretto.spec.model import JobFile
+from stretto.store import Store
+
+DEADLINE_S = 60.0
+
+
+class Machine:
+    def __init__(self, plane: Plane, folder: Path) -> None:
+        self.plane, self.folder = plane, folder
+
+    async def submit(self, run: str | list[str], **fields: Any) -> Job:
+        file = JobFile.model_validate({"run": run, **fields})
+        return await self.plane.submit(file, Context(cwd=str(self.folder)), "me")
+
+    async def until(self, ref: str | Job, condition: Callable[[Job], bool], what: str) -> Job:
+        """The job once the condition holds."""
+        name = ref if isinstance(ref, str) else ref.id
+        deadline_s = time.monotonic() + DEADLINE_S
+        while True:
+            job = await self.plane.job(name)
+            if condition(job):
+                return job
+            if time.monotonic() > deadline_s:
+                raise AssertionError(f"not {what}: {job}\n{await self.plane.why(name)}\n{self.logs(job)}")
+            await asyncio.sleep(0.01)
+
+    async def ended(self, ref: str | Job, phase: str = "succeeded") -> Job:
+        job = await self.until(ref, lambda job: job.ended, "ended")
+        assert job.phase == phase, f"{job.phase}: {job.message}\n{self.logs(job)}"
+        return job
+
+    async def running(self, ref: str | Job, workers: int) -> Job:
+        return await self.until(ref, lambda job: len(job.workers) == workers, f"{workers} workers")
+
+    async def reason(self, ref: Job, reason: str) -> None:
+        """Wait until this is why it has the workers it has."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while (why := await self.plane.why(ref.id)).reason != reason:
+            assert time.monotonic() < deadline_s, why
+            await asyncio.sleep(0.01)
+
+    async def kinds(self, ref: Job) -> list[str]:
+        events = await self.plane.events(ref.id, 0, 1000)
+        return [type(recorded.event).__name__.lower() for recorded in events]
+
+    def logs(self, job: Job) -> str:
+        folder = self.plane.logs(job)
+        return "\n".join(f"-- {path.name}\n{path.read_text()}" for path in sorted(folder.glob("*.log")))
+
+
+@contextlib.asynccontextmanager
+async def machine_of(
+    folder: Path, shape: str = "1x4", *, policy: str = "stretto", **more: Any
+) -> AsyncIterator[Machine]:
+    """Opened on a data directory that may have been used before; closed without ending what runs."""
+    data = folder / "data"
+    data.mkdir(exist_ok=True)
+    found = machine.discover(shape, gpus=[])
+    store = Store.open(str(data / "stretto.db"), clock=time.time)  # noqa: TID251
+    backend = LocalBackend(data, found.nodes, machine=found, warm=more.pop("warm", False))
+    port = 0
+    plane = Plane(
+        data, store, backend, url=lambda: f"ws://127.0.0.1:{port}", clock=time.time, policy=policy, **more  # noqa: TID251
+    )  # fmt: skip
+
+    async def join(socket: ServerConnection) -> None:
+        assert socket.request is not None
+        await plane.join(socket.request.path.split("/")[3], socket)
+
+    with serving(data):
+        async with serve(join, "127.0.0.1", _port(data), ping_interval=None, max_size=2**24) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            (data / "port").write_text(str(port))
+            await plane.open()
+            try:
+                yield Machine(plane, folder)
+            finally:
+                await plane.close()
+                store.close()
+
+
+def _port(data: Path) -> int:
+    """The same one after a restart."""
+    with contextlib.suppress(OSError):
+        return int((data / "port").read_text())
+    return 0

@@ -1,0 +1,277 @@
+"""Jobs from submission to end: real programs on a real machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machine import Machine, machine_of
+
+from stretto.errors import Conflict, Impossible, NotFound
+from stretto.jobs.model import Job
+
+
+def play(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(story)
+
+
+def test_a_program_runs_and_its_output_is_kept(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            job = await m.ended(await m.submit("echo hello $STRETTO_JOB", name="hello"))
+            assert (job.exit_code, job.starts, job.workers) == (0, 1, ())
+            assert m.logs(job).split()[-2:] == ["hello", job.id]
+            assert await m.kinds(job) == ["submitted", "resized", "launched", "running", "exited", "ended"]
+
+    play(story())
+
+
+def test_a_script_that_fails_is_not_tried_again_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def f():\n    raise ValueError('no such luck')\nf()\n")
+
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            job = await m.ended(await m.submit("python bad.py"), "failed")
+            assert (job.exit_code, job.starts) == (1, 1)
+            assert "ValueError: no such luck" in job.message
+            other = await m.ended(await m.submit("exit 7"), "failed")
+            assert other.exit_code == 7
+
+    play(story())
+
+
+def test_what_cannot_be_started_ends_with_a_clear_message(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            missing = await m.ended(await m.submit(["no-such-program"]), "failed")
+            assert "no-such-program" in missing.message
+            nowhere = await m.ended(await m.submit("true", workdir="not/there"), "failed")
+            assert "not/there" in nowhere.message
+
+    play(story())
+
+
+def test_a_machine_fault_is_tried_again_until_it_is_hopeless(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            job = await m.ended(await m.submit("kill -9 $$", retries=1), "failed")
+            assert job.starts == 2
+            assert "signal 9" in job.message
+            assert "2 machine faults" in job.message
+
+    play(story())
+
+
+def test_jobs_wait_for_room_and_for_each_other(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x2", policy="fifo") as m:
+            first = await m.submit(f"until [ -e {gate} ]; do sleep 0.05; done", name="first", workers=2)
+            second = await m.submit("true", name="second")
+            third = await m.submit("true", after="first", priority=90)
+            await m.running(first, 2)
+            await m.reason(second, "no-room")
+            await m.reason(third, "dependency")
+            gate.touch()
+            await m.ended(first)
+            await m.ended(second)
+            await m.ended(third)
+
+    play(story())
+
+
+def sleeper(tmp_path: Path, name: str) -> str:
+    """Says that it is there, and ends with SIGTERM only."""
+    return f"python -c \"import signal, pathlib; pathlib.Path('{tmp_path}/{name}').touch(); signal.pause()\""
+
+
+async def there(path: Path) -> None:
+    async with asyncio.timeout(30):
+        while not path.exists():
+            await asyncio.sleep(0.01)
+
+
+def test_cancel_suspend_and_resume(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            job = await m.submit(sleeper(tmp_path, "a"), name="a")
+            await there(tmp_path / "a")
+            await m.plane.wish("a", "suspend", "me")
+            await m.until(job, lambda job: job.phase == "suspended", "suspended")
+            await m.reason(job, "suspended")
+            (tmp_path / "a").unlink()
+            await m.plane.wish("a", "run", "me")
+            await there(tmp_path / "a")
+            await m.plane.wish("a", "cancel", "me")
+            gone = await m.ended(job, "cancelled")
+            assert (gone.starts, gone.preemptions) == (2, 0)
+            with pytest.raises(Conflict, match="been cancelled"):
+                await m.plane.wish(job.id, "cancel", "me")
+            queued = await m.submit("true", name="b", workers=4)
+            await m.plane.wish("b", "cancel", "me")
+            assert (await m.until(queued, lambda job: job.ended, "ended")).phase in ("cancelled", "succeeded")
+
+    play(story())
+
+
+def test_a_script_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    stubborn = (
+        f"python -c \"import signal, pathlib; signal.signal(15, signal.SIG_IGN); pathlib.Path('{tmp_path}/up').touch();"
+        ' signal.pause()"'
+    )
+
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            job = await m.submit(stubborn, stop={"grace": "200ms"})
+            await there(tmp_path / "up")
+            await m.plane.wish(job.id, "cancel", "me")
+            await m.ended(job, "cancelled")
+
+    play(story())
+
+
+def test_a_time_limit_ends_a_job(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            job = await m.ended(await m.submit(sleeper(tmp_path, "x"), stop={"after": "300ms"}), "failed")
+            assert "stop.after" in job.message
+
+    play(story())
+
+
+def test_priority_preempts_and_the_other_goes_on_later(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x2", policy="priority") as m:
+            low = await m.submit(sleeper(tmp_path, "low"), workers=2, priority=10, level="restart")
+            await there(tmp_path / "low")
+            (tmp_path / "low").unlink()
+            high = await m.submit("true", workers=2, priority=90)
+            await m.ended(high)
+            await there(tmp_path / "low")
+            assert (await m.plane.job(low.id)).preemptions == 1
+            await m.plane.wish(low.id, "cancel", "me")
+            await m.ended(low, "cancelled")
+
+    play(story())
+
+
+def test_bad_requests_are_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "2x2") as m:
+            with pytest.raises(Impossible, match="2 nodes with 2 cpu slots"):
+                await m.submit("true", workers=5)
+            with pytest.raises(Impossible, match="3 devices"):
+                await m.submit("true", resources={"gpu": 3})
+            with pytest.raises(NotFound, match="nobody"):
+                await m.submit("true", after="nobody")
+            job = await m.submit(sleeper(tmp_path, "a"), name="a")
+            with pytest.raises(Conflict, match="is taken"):
+                await m.submit("true", name="a")
+            with pytest.raises(Conflict, match="rigid"):
+                await m.plane.scale("a", 1, 2, "me")
+            with pytest.raises(NotFound, match="no job"):
+                await m.plane.job("b")
+            with pytest.raises(NotFound, match="no node"):
+                await m.plane.migrate("a", "node-9", "me")
+            await m.plane.wish("a", "cancel", "me")
+            await m.ended(job, "cancelled")
+
+    play(story())
+
+
+def test_the_same_key_gives_the_same_job(tmp_path: Path) -> None:
+    from stretto.jobs.model import Context
+    from stretto.spec.model import JobFile
+
+    async def submit(m: Machine, name: str, key: str, digest: str) -> Job:
+        file = JobFile.model_validate({"run": "true", "name": name})
+        return await m.plane.submit(file, Context(cwd="/"), "me", key=key, digest=digest)
+
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            one = await submit(m, "a", "k1", "d1")
+            again = await submit(m, "a", "k1", "d1")
+            assert one.number == again.number
+            with pytest.raises(Conflict, match="idempotency"):
+                await submit(m, "a", "k1", "other")
+            await m.ended(one)
+            assert (await submit(m, "a", "k1", "d1")).number == one.number
+
+    play(story())
+
+
+def test_the_policy_can_be_changed_while_jobs_run_and_is_remembered(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            await m.plane.set_policy("round-robin", {"quantum_s": 5}, "spread", "me")
+            await m.ended(await m.submit("true"))
+        async with machine_of(tmp_path) as m:
+            info = m.plane.policy()
+            assert (info.name, info.options, info.placement) == ("round-robin", {"quantum_s": 5}, "spread")
+
+    play(story())
+
+
+def test_a_restarted_server_adopts_what_runs_and_hears_of_what_ended(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            stays = await m.submit(sleeper(tmp_path, "stays"), name="stays")
+            ends = await m.submit(sleeper(tmp_path, "ends"), name="ends")
+            await there(tmp_path / "stays")
+            await there(tmp_path / "ends")
+            pid = (await m.until(ends, lambda job: bool(job.workers[0].pid), "a process")).workers[0].pid
+            before = (await m.until(stays, lambda job: bool(job.workers[0].pid), "a process")).workers
+        os.kill(pid, signal.SIGKILL)
+        async with machine_of(tmp_path) as m:
+            again = await m.plane.job("stays")
+            assert [worker.pid for worker in again.workers] == [worker.pid for worker in before]
+            retried = await m.until("ends", lambda job: job.starts == 2 and bool(job.workers), "started again")
+            assert "signal 9" in retried.message
+            for name in ("stays", "ends"):
+                await m.plane.wish(name, "cancel", "me")
+                await m.ended(name, "cancelled")
+
+    play(story())
+
+
+def test_a_drained_node_is_left_and_used_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "2x1") as m:
+            left, stays = (node.name for node in m.plane.backend.nodes())
+            await m.plane.drain(left, True, "me")
+            first = await m.submit(sleeper(tmp_path, "a"), name="a")
+            second = await m.submit("true", name="b")
+            job = await m.running(first, 1)
+            assert job.workers[0].seat.node == stays
+            assert (await m.plane.why("b")).workers == 0
+            await m.plane.drain(left, False, "me")
+            await m.ended(second)
+            await m.plane.wish("a", "cancel", "me")
+            await m.ended(first, "cancelled")
+
+    play(story())
+
+
+def test_the_forecast_says_when_a_waiting_job_starts(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x1", policy="fifo") as m:
+            for _ in range(2):
+                await m.ended(await m.submit("true", name="short"))
+            runs = await m.submit(sleeper(tmp_path, "a"), name="a")
+            waits = await m.submit("true", name="short")
+            await there(tmp_path / "a")
+            told = {one.job: one for one in await m.plane.forecast()}
+            assert told[runs.number].start_s == 0.0
+            assert told[waits.number].start_s is not None
+            assert told[waits.number].start_s > 0
+            assert told[waits.number].end_s > told[waits.number].start_s
+            await m.plane.wish("a", "cancel", "me")
+            await m.ended(waits)
+
+    play(story())
