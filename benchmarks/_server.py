@@ -48,21 +48,28 @@ class Server:
         self.ready_after_s = time.monotonic() - began_s
 
     def stop(self) -> None:
-        """With all its jobs; a server that will not end is killed."""
+        """With all workers that run: the queue is drained first. A server that will not end is killed."""
         process = self._process
         if process is None:
             return
-        down = [sys.executable, "-m", "stretto.cli", "down", "--cancel-jobs", "--data", str(self.data)]
         try:
-            ended = subprocess.run(down, env=self.environment, capture_output=True, timeout=90, check=False)
-            if ended.returncode:
-                print(ended.stderr.decode(), file=sys.stderr)
-        finally:
             if process.poll() is None:
-                process.kill()
+                self._cancel_running()
+            process.terminate()
+            process.wait(DEADLINE_S)
+        finally:
+            process.kill()
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+
+    def _cancel_running(self) -> None:
+        """What waits may wait for ever: its folder goes."""
+        self.drain()
+        with self.client() as client:
+            for job in list(client.jobs(phase="running")):
+                client.cancel(job)
+            until(lambda: not any(node["workers"] for node in client.nodes()), "the end of the last worker")
 
     def client(self) -> Client:
         return Client(data=self.data)

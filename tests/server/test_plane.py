@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import threading
 from collections.abc import Coroutine
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +278,65 @@ def test_the_forecast_says_when_a_waiting_job_starts(tmp_path: Path) -> None:
             await m.ended(waits)
 
     play(story())
+
+
+def test_a_shell_line_is_asked_to_end_as_its_program_is(tmp_path: Path) -> None:
+    """The program behind a line for the shell gets the signal, and the time to save what it needs."""
+    saves = """
+import pathlib, signal, sys
+state = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: (state.write_text("saved"), sys.exit(0)))
+(state.parent / "up").touch()
+signal.pause()
+"""
+
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            (tmp_path / "saves.py").write_text(saves)
+            job = await m.submit(f"cd {tmp_path} && python saves.py {tmp_path}/state; echo more")
+            await there(tmp_path / "up")
+            await m.plane.wish(job.id, "cancel", "me")
+            await m.ended(job, "cancelled")
+            assert (tmp_path / "state").read_text() == "saved"
+            assert "more" not in m.logs(job)
+
+    play(story())
+
+
+def test_whoever_was_named_is_told(tmp_path: Path) -> None:
+    """A web address gets the start and the end of the job, also when it fails at first."""
+    told: list[dict[str, Any]] = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            refuse = not told and not self.server.refused  # type: ignore[attr-defined]
+            self.server.refused = True  # type: ignore[attr-defined]
+            if not refuse:
+                told.append(body)
+            self.send_response(503 if refuse else 204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Listener)
+    server.refused = False  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            address = f"http://127.0.0.1:{server.server_port}/hook"
+            job = await m.ended(await m.submit("true", name="told", notify=address))
+            async with asyncio.timeout(30):
+                while {one["event"]["kind"] for one in told} != {"launched", "ended"}:
+                    await asyncio.sleep(0.01)
+            (end,) = (one for one in told if one["event"]["kind"] == "ended")
+            assert (end["job"]["id"], end["job"]["phase"]) == (job.id, "succeeded")
+            assert "secret" not in str(told)
+
+    try:
+        play(story())
+    finally:
+        server.shutdown()
+        server.server_close()

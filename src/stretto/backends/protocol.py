@@ -7,12 +7,15 @@ and every launch it was ever asked for ends in exactly one `Exit`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
 from stretto.errors import StrettoError
+
+SHELL = ("/bin/sh", "-c")
+"""How a command begins that is a line for the shell: to be asked to end are the programs that it runs."""
 
 
 class LaunchError(StrettoError):
@@ -97,6 +100,9 @@ class Backend(Protocol):
     async def open(self, known: Iterable[str], tell: Callable[[News], None]) -> None:
         """Begin. For each known launch, which has no recorded end: adopt what lives (`Started`), report what does not
         (`Exit`). Whatever else is found of earlier launches is ended."""
+
+    def warm_up(self, env: Mapping[str, str]) -> None:
+        """Make ready, in the background, what launches with such variables will need."""
 
     def nodes(self) -> tuple[Node, ...]: ...
 

@@ -8,7 +8,11 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
+import msgspec
+
+from stretto.backends.protocol import SHELL
 from stretto.core.request import JobRequest
 from stretto.jobs.model import Job, Level
 from stretto.spec.model import JobFile
@@ -49,12 +53,21 @@ def level_of(file: JobFile) -> Level:
 
 def request_of(job: Job, file: JobFile) -> JobRequest:
     """What it asks for now: scaling changes the sizes of the job file."""
-    import msgspec
-
     asked = file.request(job.name)
     low, high = job.min_workers, job.max_workers
     return msgspec.structs.replace(
         asked, min_workers=low, max_workers=high, requested=min(max(asked.requested, low), high)
+    )
+
+
+def command(file: JobFile, folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
+    """What a worker executes. `setup` comes before it, once for all workers of the job that share the folder."""
+    if file.setup is None:
+        return argv(file.run, env)
+    done = shlex.quote(str(folder / "setup.done"))
+    setup = f"if [ ! -e {done} ]; then\n{_line(file.setup)}\ntouch {done}\nfi"
+    return _shell(
+        f"flock {shlex.quote(str(folder / 'setup.lock'))} /bin/sh -ec {shlex.quote(setup)} || exit\n{_line(file.run)}"
     )
 
 
@@ -63,10 +76,21 @@ def argv(command: str | tuple[str, ...], env: Mapping[str, str]) -> tuple[str, .
     interpreter."""
     if isinstance(command, str):
         words = [] if _SHELL.search(command) else _split(command)
-        command = ("/bin/sh", "-c", command) if not words or words[0] in _BUILTIN else tuple(words)
+        if not words or words[0] in _BUILTIN:
+            return _shell(command)
+        command = tuple(words)
     if command[0] in ("python", "python3") and shutil.which(command[0], path=env.get("PATH", os.defpath)) is None:
         return (sys.executable, *command[1:])
     return command
+
+
+def _shell(line: str) -> tuple[str, ...]:
+    """When it is asked to end, the shell lets the program under way do so, and starts no other."""
+    return (*SHELL, f"trap 'exit 143' TERM\n{line}")
+
+
+def _line(command: str | tuple[str, ...]) -> str:
+    return command if isinstance(command, str) else shlex.join(command)
 
 
 def _split(line: str) -> list[str]:
@@ -79,8 +103,12 @@ def _split(line: str) -> list[str]:
 
 def environment(job: Job, file: JobFile, server: Mapping[str, str]) -> dict[str, str]:
     """The variables of its workers, without what depends on the worker."""
-    base = {name: server[name] for name in _BASE if name in server}
-    return {"PYTHONUNBUFFERED": "1", **base, **job.context.env, **file.env, "STRETTO_JOB": job.id}
+    return {**usual(server), **job.context.env, **file.env, "STRETTO_JOB": job.id}
+
+
+def usual(server: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a job that brings none along."""
+    return {"PYTHONUNBUFFERED": "1", **{name: server[name] for name in _BASE if name in server}}
 
 
 def workdir(job: Job, file: JobFile) -> str:

@@ -12,7 +12,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -303,7 +303,7 @@ class Loop:
         for event in events:
             self._launches[event.launch] = active.number, event.worker
         durable = self.book.record(active.number, *events)
-        self._spawn(self._start(active, events, durable))
+        self.spawn(self._start(active, events, durable))
 
     async def _start(self, active: Active, events: Sequence[e.Launched], durable: asyncio.Future[None]) -> None:
         await durable
@@ -325,7 +325,7 @@ class Loop:
             worker=event.worker,
             node=event.seat.node,
             devices=event.seat.devices,
-            command=asked.argv(file.run, env),
+            command=asked.command(file, folder, env),
             cwd=asked.workdir(job, file),
             env=env,
             log=str(logs / f"{event.worker}.log"),
@@ -402,7 +402,7 @@ class Loop:
         self.book.record(active.number, *events)
         driver = self.drivers.pop(active.number, None)
         if driver is not None:
-            self._spawn(driver.close())
+            self.spawn(driver.close())
         if end.phase == "succeeded" and not active.request.is_service:
             klass = active.request.klass
             self.book.store.put_learned(klass, self.estimates.ended(active.job, klass, active.request.min_workers))
@@ -467,7 +467,8 @@ class Loop:
         names = [pools[seat.node] for seat in seats if seat.node in pools]
         return self.cluster.pools.index(names[0]) if names else -1
 
-    def _spawn(self, work: Any) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let something go on beside the loop; it ends with it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -33,6 +33,7 @@ from stretto.server.book import Active, Book
 from stretto.server.drivers.elastic import ElasticDriver
 from stretto.server.estimates import Estimates
 from stretto.server.loop import Loop, Rules
+from stretto.server.notifying import Notifier
 from stretto.server.view import Quota
 from stretto.sim import forecast as forecasts
 from stretto.spec.model import MOST_WORKERS, JobFile
@@ -153,12 +154,13 @@ class Plane:
         self._watches: set[Watch] = set()
         self._fitting: tuple[tuple[Node, ...], set[object]] = (), set()
         """Shapes of jobs that are known to be possible on these nodes."""
-        self.book.listeners.append(self._publish)
+        self.book.listeners += [self._publish, Notifier(self.loop.spawn)]
 
     async def open(self) -> None:
         """Adopt what runs, and go on."""
         await self.loop.open()
         self._running = asyncio.create_task(self.loop.run())
+        self.backend.warm_up(asked.usual(self.loop.environment))
         self.book.note("started")
 
     async def close(self) -> None:

@@ -18,8 +18,9 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +99,12 @@ class LocalBackend:
         await self._in_thread(lambda: containment.sweep(self.means, {*wanted, *found}))
         await asyncio.gather(*(self._settle(run) for run in list(self._known.values())))
 
+    def warm_up(self, env: Mapping[str, str]) -> None:
+        """Let the interpreter that we run in import what training needs: most jobs use the same."""
+        forks = self._forks
+        if forks is not None:
+            self._task(self._in_thread(lambda: _begin(forks, env)))
+
     def nodes(self) -> tuple[Node, ...]:
         return self._nodes
 
@@ -173,10 +180,14 @@ class LocalBackend:
             raise LaunchError(f"there is no node {launch.node!r}")
         env = {**launch.env, **self._machine.variables(launch), containment.MARK: launch.id}
         _check(launch, env)
+        quota_milli = self._machine.quota_milli(launch)
+        if quota_milli and not self.means.cpu:
+            # Nobody enforces it here: who can pace itself does (`stretto.runtime.pacer`).
+            env["STRETTO_CPU_SHARE"] = f"{quota_milli / 1000:g}"
         words = {
             "away_s": self._away_s,
             "log_bytes": self._log_bytes,
-            "box": containment.box(self.means, launch.id, launch.cpu_milli, launch.memory_mib),
+            "box": containment.box(self.means, launch.id, quota_milli, launch.memory_mib),
         }
         try:
             self.runs.create(launch, env, self._machine.affinity(launch), **words)
@@ -360,6 +371,11 @@ def _interpreter(launch: Launch, env: dict[str, str]) -> str:
     found = _program(launch, env)
     name = os.path.basename(launch.command[0])
     return found if found and (name == "python" or name.startswith(("python3", "python2"))) else ""
+
+
+def _begin(forks: ForkServers, env: Mapping[str, str]) -> None:
+    with contextlib.suppress(ForkFailed):
+        forks.get(sys.executable, env)
 
 
 def _willing(

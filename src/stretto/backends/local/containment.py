@@ -259,7 +259,7 @@ def marked(mark: str, session: int = 0, since: int = 0, known: Container[tuple[i
         time.sleep(0.001)
 
 
-_PATIENCE_S = 5.0
+_PATIENCE_S = 2.0
 """With somebody who is changing programs: it takes an instant, unless a disk hangs."""
 
 
@@ -281,9 +281,12 @@ def _belonging(
 
 
 def _is_unclear(process: Process) -> bool:
-    """Only root sees where other users' processes keep their environment."""
-    with contextlib.suppress(OSError):
-        return process.changing and os.geteuid() in (0, os.stat(f"/proc/{process.pid}").st_uid)
+    """Not those whose environment is never shown to us, nor those that have changed meanwhile."""
+    if not process.changing:
+        return False
+    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/environ", "rb"):
+        now = look_up(process.pid)
+        return now is not None and now.changing
     return False
 
 

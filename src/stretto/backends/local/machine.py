@@ -62,6 +62,14 @@ class Machine(NamedTuple):
         node = self._node(launch.node)
         return node.cpu_milli * max(1, len(launch.devices)) // max(1, node.devices)
 
+    def quota_milli(self, launch: Launch) -> int:
+        """What a worker is held to: what was asked for; on a node of slots that are parts of a core, its slots' part.
+        0: nothing, there is a core for everybody."""
+        if launch.cpu_milli:
+            return launch.cpu_milli
+        parts = len(self.cores) < sum(node.devices for node in self.nodes)
+        return self.cpu_milli(launch) if parts and launch.devices and self._node(launch.node).pool == CPU else 0
+
     def affinity(self, launch: Launch) -> tuple[int, ...]:
         """The cores of a worker's slots; none where a slot is less than a core, or on GPU nodes."""
         slots = sum(node.devices for node in self.nodes)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from stretto.backends.local import containment, supervisor
 from stretto.backends.local.forkserver import MARK_ROOM, limits, umask
-from stretto.backends.protocol import Exit, Launch
+from stretto.backends.protocol import SHELL, Exit, Launch
 from stretto.errors import StrettoError
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
@@ -89,6 +89,7 @@ class Runs:
             "job": launch.job,
             "worker": launch.worker,
             "command": launch.command,
+            "shell": launch.command[:2] == SHELL,
             "cwd": launch.cwd,
             "env": {**env, containment.MARK: launch.id},
             "log": launch.log,

@@ -319,7 +319,17 @@ class Supervisor:
         if "kill" in orders:
             self._end_tree()
         elif orders and self.status is None:
-            os.kill(self.worker, signal.SIGTERM)
+            self._ask_to_end()
+
+    def _ask_to_end(self) -> None:
+        """The worker alone: one that saves its state may still need its data loaders. A shell is not what runs: there
+        its programs are asked too."""
+        programs = [self.worker]
+        if self.launch.get("shell"):
+            programs += [each.pid for each in containment.processes().values() if each.parent == self.worker]
+        for pid in programs:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
     def _look_for_server(self, now_s: float) -> None:
         """Nobody there for too long: ask the worker to end, once, and set the time for its killing."""

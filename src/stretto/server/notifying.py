@@ -1,0 +1,83 @@
+"""Tells web addresses that a job named what becomes of it: when it starts, and when it has ended.
+
+A POST with JSON: the event, and the job as it is then. Who does not answer with 2xx is tried again for a while; what
+cannot be delivered is given up and said in the server's log. Nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from stretto.jobs import events as e
+from stretto.jobs.model import Job
+
+_log = logging.getLogger("stretto.server")
+
+_TIMEOUT_S = 10.0
+_WAITS_S = (1.0, 5.0, 30.0, 120.0)
+_AT_ONCE = 8
+
+
+class Notifier:
+    """A listener of the book."""
+
+    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._spawn = spawn
+        self._room = asyncio.Semaphore(_AT_ONCE)
+
+    def __call__(self, recorded: e.Recorded, job: Job | None) -> None:
+        addresses = job.spec.get("notify", ()) if job is not None else ()
+        if job is None or not addresses or not _matters(recorded.event, job):
+            return
+        body = msgspec.json.encode({"event": _plain(recorded), "job": about(job)})
+        for address in [addresses] if isinstance(addresses, str) else addresses:
+            self._spawn(self._deliver(address, body, job.id))
+
+    async def _deliver(self, address: str, body: bytes, job: str) -> None:
+        import httpx2
+
+        problem = ""
+        for wait_s in (0.0, *_WAITS_S):
+            await asyncio.sleep(wait_s)
+            try:
+                async with self._room, httpx2.AsyncClient(timeout=_TIMEOUT_S) as client:
+                    answer = await client.post(address, content=body, headers={"content-type": "application/json"})
+                if answer.is_success:
+                    return
+                problem = f"it answered {answer.status_code}"
+            except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+                problem = f"{type(error).__name__}: {error}"
+        _log.warning("job %s: %s could not be told: %s", job, address, problem)
+
+
+def about(job: Job) -> dict[str, Any]:
+    """What an outsider may know of it: no secret, no environment."""
+    return {
+        "id": job.id,
+        "name": job.name,
+        "user": job.user,
+        "phase": job.phase,
+        "message": job.message,
+        "exit_code": job.exit_code,
+        "submitted_s": job.submitted_s,
+        "started_s": job.started_s,
+        "ended_s": job.ended_s,
+        "steps": job.steps,
+        "total_steps": job.total_steps,
+    }
+
+
+def _matters(event: e.Event, job: Job) -> bool:
+    if isinstance(event, (e.Ended, e.Retried, e.Wished)):
+        return True
+    return isinstance(event, e.Launched) and len(job.workers) == 1
+
+
+def _plain(recorded: e.Recorded) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.to_builtins(recorded.event)
+    return {"seq": recorded.seq, "at_s": recorded.at_s, **told}
