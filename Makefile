@@ -15,6 +15,7 @@ help:  ## Say what the targets do
 setup: $(READY)  ## Make .venv with the versions of constraints.txt
 
 test: lint  ## Run all checks and all tests
+	@scripts/provision haproxy postgresql tmux
 	$(BIN)/pytest -n 2
 
 lint: $(READY)  ## Check style, types and layers

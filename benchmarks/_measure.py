@@ -6,7 +6,8 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
@@ -35,3 +36,18 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
         rank += 1
     rank = max(0, rank - 1)
     return ordered[rank], statistics.median(ordered), ordered[count - 1 - rank]
+
+
+def cpu_s(pid: int) -> float:
+    """What a process has used so far, all its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_idle(used_s: Callable[[], float], most_s: float = 15.0) -> None:
+    """Wait until something uses next to no CPU any more, but not for ever."""
+    end_s = time.monotonic() + most_s
+    before_s = -1.0
+    while (now_s := used_s()) - before_s > 0.01 and time.monotonic() < end_s:
+        before_s = now_s
+        time.sleep(0.3)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from _measure import cpu_s
 from stretto.client import Client
 
 T = TypeVar("T")
@@ -96,8 +97,7 @@ class Server:
     def cpu_s(self) -> float:
         """What the server process has used so far, all threads."""
         assert self._process is not None
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self._process.pid)
 
 
 @contextmanager
@@ -110,11 +110,11 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
         server.stop()
 
 
-def until(look: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
+def until(look: Callable[[], T], what: str, *, every_s: float = 0.005) -> T:
     """Look again and again until there is something."""
-    end_s = time.monotonic() + deadline_s
+    end_s = time.monotonic() + DEADLINE_S
     while not (found := look()):
         if time.monotonic() >= end_s:
-            sys.exit(f"{what} did not come about within {deadline_s:g} s")
-        time.sleep(0.005)
+            sys.exit(f"{what} did not come about within {DEADLINE_S:g} s")
+        time.sleep(every_s)
     return found

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from _measure import cpu_s
+
 INSTALL = "apt-get install -y --no-install-recommends slurm-wlm munge"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
 _READY_S = 30.0
@@ -75,6 +77,10 @@ class Slurm:
     @property
     def version(self) -> str:
         return self.output("sbatch", "--version").strip()
+
+    def cpu_s(self) -> float:
+        """What its daemons have used so far."""
+        return sum(cpu_s(process.pid) for process in self._processes)
 
     def output(self, *command: str) -> str:
         done = subprocess.run(

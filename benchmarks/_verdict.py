@@ -20,6 +20,7 @@ def report(
     ok: bool | None,
     **more: object,
 ) -> None:
-    """Print the line. `ok` is about the goal alone: False where a figure is missing, None where the peer is not here."""
+    """Print the line. `ok` is about the goal alone: False where a figure is missing, None where there is no peer or no
+    goal."""
     line = {"name": name, "ours": ours, "peer": peer, "ratio": ratio, "unit": unit, "goal": goal, "ok": ok, **more}
     print(json.dumps(line), flush=True)

@@ -3,7 +3,7 @@
 Both sides take in the same number of jobs in every round, in turns, on the same machine, and neither starts any of
 them: our only node is drained (the policy is still asked about every one of them), Slurm's jobs are held. An answer of
 ours means that the job is on the disk (SQLite, WAL, synchronous=FULL); Slurm's that it is in memory, its state is saved
-a little later. Our clients send a job file of JSON with an idempotency key, as `stretto.client` does, over a plain
+a little later. Each side is measured when the other one has come to rest. Our clients send a job file of JSON with an idempotency key, as `stretto.client` does, over a plain
 socket each, from processes of their own; `sbatch` has no other way in than a process per job.
 
 Then the two command lines beside each other, one call at a time: `stretto submit FILE` and `sbatch FILE`, `stretto ps`
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from _measure import interval, machine
+from _measure import interval, machine, wait_until_idle
 from _server import Server, serving
 from _slurm import INSTALL, Slurm
 from _verdict import report
@@ -52,7 +52,9 @@ JOB = {
     "labels": {"team": "vision"},
 }
 YAML = "run: python train.py --epochs 10\nelastic: {min: 1, max: 4}\nresources: {gpu: 1, cpu: 1}\nenv: {LR: 0.1}\n"
-BATCH = "#!/bin/sh\n#SBATCH --job-name=train\n#SBATCH --ntasks=1\n#SBATCH --cpus-per-task=1\npython train.py --epochs 10\n"
+BATCH = (
+    "#!/bin/sh\n#SBATCH --job-name=train\n#SBATCH --ntasks=1\n#SBATCH --cpus-per-task=1\npython train.py --epochs 10\n"
+)
 
 
 class Call(NamedTuple):
@@ -93,13 +95,18 @@ def measure(rounds: int, jobs: int, folder: Path, server: Server, slurm: Slurm |
     if slurm is not None:
         sbatch_rate(slurm, CLIENTS, folder)
     for number in range(1, rounds + 1):
+        if slurm is not None:
+            wait_until_idle(slurm.cpu_s)
         before_s = server.cpu_s()
         ours.append(submit_rate(server, jobs, number))
         server_cpu_s.append((server.cpu_s() - before_s) / jobs)
         if slurm is not None:
+            wait_until_idle(server.cpu_s)
             theirs.append(sbatch_rate(slurm, jobs, folder))
     told("stretto, 8 clients", ours, "submissions/s")
-    print(f"CPU of the server: {statistics.median(server_cpu_s) * 1e3:.2f} ms per submission, scheduling passes included")
+    print(
+        f"CPU of the server: {statistics.median(server_cpu_s) * 1e3:.2f} ms per submission, scheduling passes included"
+    )
     told("sbatch, 8 loops", theirs, "submissions/s")
     command_line(folder, server, slurm)
     low, ratio, high = interval([a / b for a, b in zip(ours, theirs, strict=True)]) if theirs else (0.0, 0.0, 0.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from stretto.server.process import Info, Options, down, running, serve
+from stretto.api.process import Info, Options, down, running, serve
 
 PATIENCE_S = 30.0
 
@@ -62,7 +62,7 @@ class Api:
         return self.ask("POST", path, **query) if value is None else self.send("POST", path, value, **query)
 
     def submit(self, run: str = "true", **fields: Any) -> dict[str, Any]:
-        answer = self.post("/v1/jobs", {"run": run, **fields})
+        answer = self.post("/v1/jobs", {"run": run, "stop": {"grace": "5s"}, **fields})
         assert answer.status == 201, answer.text
         job: dict[str, Any] = answer.json
         return job
@@ -74,8 +74,14 @@ class Api:
         return found
 
     def until(self, ref: str, *phases: str) -> dict[str, Any]:
-        """Wait until the job is in one of these phases."""
-        return eventually(lambda: found if (found := self.job(ref))["phase"] in phases else None)
+        """Wait until the job is in one of these phases; if that is running, until its workers have processes."""
+
+        def look() -> dict[str, Any] | None:
+            found = self.job(ref)
+            there = found["phase"] in phases and all(worker["pid"] for worker in found["workers"])
+            return found if there else None
+
+        return eventually(look)
 
     def websocket(self, path: str) -> str:
         return f"ws://{self.address}{path}"

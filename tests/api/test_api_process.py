@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from api_client import Api, alive_in, api_of, eventually, kill, options, serving
 
+from stretto.api.process import Info, down, running, serve
 from stretto.errors import NotFound, StrettoError
-from stretto.server.process import Info, down, running, serve
 
 
 def test_a_second_server_is_told_who_is_there(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_streams_end_with_the_server(tmp_path: Path) -> None:
 def test_in_the_foreground_with_signals(tmp_path: Path) -> None:
     code = (
         "import sys, msgspec\n"
-        "from stretto.server.process import *\n"
+        "from stretto.api.process import *\n"
         "serve(msgspec.json.decode(sys.argv[1], type=Options), ready=lambda info: print(info.url, flush=True))\n"
     )
     for number in (signal.SIGTERM, signal.SIGINT):

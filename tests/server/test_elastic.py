@@ -13,7 +13,8 @@ import pytest
 from machine import Machine, machine_of
 
 from stretto.jobs.model import Job
-from stretto.runtime.ledger import audit
+from stretto.runtime.ledger import audit, ledger_files
+from stretto.runtime.order import Loop
 
 SCRIPT = """
 import os, sys, time
@@ -61,9 +62,9 @@ def result(m: Machine, job: Job) -> tuple[float, int]:
 
 
 def check_ledger(m: Machine, job: Job, epochs: int) -> None:
-    """Every sample once per epoch."""
-    found = audit(m.plane.folder / "jobs" / job.id)
-    assert found, found
+    """Every sample once per epoch, whoever was fed it."""
+    ledgers = ledger_files(m.plane.folder / "jobs" / job.id / "ledger")
+    audit(ledgers, {0: Loop(samples=64, size=16, epochs=epochs, seed=1)}).check()
 
 
 def test_it_grows_into_what_is_free_and_shrinks_for_others(tmp_path: Path, script: Path) -> None:
@@ -78,8 +79,9 @@ def test_it_grows_into_what_is_free_and_shrinks_for_others(tmp_path: Path, scrip
             assert done.steps == done.total_steps == 80
             first = await m.ended(first)
             assert (first.steps, first.exit_code, first.preemptions) == (240, 0, 0)
-            assert first.resizes > 3
+            assert first.resizes >= 2
             assert result(m, first)[1] == 240
+            check_ledger(m, first, 60)
             alone = await m.ended(await train(m, 60, high=1, name="alone", env={"PAUSE_S": "0"}))
             assert result(m, alone)[0] == pytest.approx(result(m, first)[0], rel=1e-9)
 
@@ -96,6 +98,7 @@ def test_urgent_work_stops_it_at_a_checkpoint_and_it_goes_on(tmp_path: Path, scr
             done = await m.ended(job)
             assert (done.preemptions, done.starts) == (1, 2)
             assert result(m, done)[1] == 160
+            check_ledger(m, done, 40)
             assert "begins again" not in m.logs(done)
 
     asyncio.run(story())
@@ -111,6 +114,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path: Path, script:
             done = await m.ended(job)
             assert done.launches > 3
             assert result(m, done)[1] == 240
+            check_ledger(m, done, 60)
 
     asyncio.run(story())
 
@@ -126,6 +130,7 @@ def test_a_restarted_server_finds_it_training(tmp_path: Path, script: Path) -> N
             done = await m.ended(job)
             assert (done.launches, done.steps) == (2, 320)
             assert result(m, done)[1] == 320
+            check_ledger(m, done, 80)
 
     asyncio.run(story())
 
@@ -143,6 +148,7 @@ def test_it_moves_to_another_node_without_a_stop(tmp_path: Path, script: Path) -
             done = await m.ended(job)
             assert (done.starts, done.preemptions) == (1, 0)
             assert result(m, done)[1] == 320
+            check_ledger(m, done, 80)
 
     asyncio.run(story())
 
@@ -161,6 +167,7 @@ def test_scale_and_suspend(tmp_path: Path, script: Path) -> None:
             await m.plane.wish(job.id, "run", "me")
             done = await m.ended(job)
             assert result(m, done)[1] == 400
+            check_ledger(m, done, 100)
 
     asyncio.run(story())
 

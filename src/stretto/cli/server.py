@@ -13,7 +13,7 @@ from stretto.cli.options import Json
 from stretto.errors import UsageError
 
 if TYPE_CHECKING:
-    from stretto.server.process import Info
+    from stretto.api.process import Info
     from stretto.server.view import Quota
 
 Data = Annotated[Path | None, Parameter(help="The data directory; default: STRETTO_HOME, or ~/.local/share/stretto.")]
@@ -49,8 +49,8 @@ def up(
     json: Json = False,
 ) -> None:
     """Start the server on this machine."""
+    from stretto.api.process import Options, serve, set_up_logging
     from stretto.client.finding import data_folder
-    from stretto.server.process import Options, serve, set_up_logging
 
     if nodes is not None and slots is not None:
         raise UsageError("--nodes and --slots say the same thing twice", hint="leave out one of the two")
@@ -86,8 +86,8 @@ def down(
     json: Json = False,
 ) -> None:
     """Stop the server on this machine. Its jobs go on for a while, and a new server takes them over."""
+    from stretto.api.process import down as end
     from stretto.client.finding import data_folder
-    from stretto.server.process import down as end
 
     folder = (data or data_folder()).absolute()
     end(folder, cancel_jobs=cancel_jobs)

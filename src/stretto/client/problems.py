@@ -15,17 +15,23 @@ _BY_STATUS: dict[int, type[StrettoError]] = {
     507: errors.Unavailable,
 }  # fmt: skip
 
+_BY_CODE: dict[str, type[StrettoError]] = {
+    kind.code: kind
+    for kind in reversed(list(vars(errors).values()))
+    if isinstance(kind, type) and issubclass(kind, StrettoError)
+}
+
 
 def error_of(status: int, body: bytes | bytearray) -> StrettoError:
     """The error of an answer that is not one of success.
 
-    A code that this client does not know (a newer server, a part that it has not loaded) keeps its code and is
-    raised as what its status means.
+    A code that is not one of `stretto.errors` (a newer server, the store's) keeps its code and is raised as what its
+    status means.
     """
     told = _document(body)
     code, hint = str(told.get("code") or ""), str(told.get("hint") or "")
     message = str(told.get("detail") or told.get("title") or f"the server answered with status {status}")
-    kind = _by_code().get(code) or _BY_STATUS.get(status, StrettoError)
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status, StrettoError)
     if issubclass(kind, SpecError):
         return SpecError(message, hint=hint, problems=_problems(told))
     error = kind(message, hint=hint)
@@ -65,14 +71,3 @@ def _problems(told: dict[str, Any]) -> tuple[Problem, ...]:
         for each in (found if isinstance(found, list) else [])
         if isinstance(each, dict)
     )
-
-
-def _by_code() -> dict[str, type[StrettoError]]:
-    """Every error that is loaded, by its code."""
-    found: dict[str, type[StrettoError]] = {}
-    kinds = [StrettoError]
-    while kinds:
-        kind = kinds.pop()
-        found.setdefault(kind.code, kind)
-        kinds += kind.__subclasses__()
-    return found

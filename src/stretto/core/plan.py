@@ -279,7 +279,8 @@ def settle(view: Snapshot, decision: Decision) -> Decision:
     few = services.only(view, changed)
     gain[changed] = gain_s(few, decision.workers[changed], decision.pool[changed])
     left_s[changed] = _left_s(few)
-    loses = changed & (decision.workers > 0) & ~(gain > view.resize_s)
+    # The size of a service is its load's business: neither speed nor an end is to be gained by it.
+    loses = changed & (decision.workers > 0) & ~(gain > view.resize_s) & ~view.is_service
     # A guess at a length is too little to keep others waiting for.
     nearly = np.isfinite(view.remaining) & (left_s <= np.where(changed, view.resize_s, -1.0))
     # Who has another size than it may have by now, because it was scaled, cannot keep it.

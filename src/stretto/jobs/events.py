@@ -51,6 +51,8 @@ class Launched(_Event, frozen=True, kw_only=True):
     launch: str
     seat: Seat
     member: int = 0
+    helper: bool = False
+    """It is no worker, but something that the workers need."""
 
 
 class Running(_Event, frozen=True, kw_only=True):
@@ -97,6 +99,8 @@ class Retried(_Event, frozen=True, kw_only=True):
 
     not_before_s: float
     text: str
+    afresh: bool = False
+    """It had run well before: earlier faults do not count."""
 
 
 class Progressed(_Event, frozen=True, kw_only=True):

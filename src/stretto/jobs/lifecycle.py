@@ -37,15 +37,15 @@ def apply(job: Job | None, event: e.Event, at_s: float) -> Job:
             return _changed(job, name, None, leaving=why, preempted=preempted)
         case e.Exited(worker=name, launch=launch):
             return _exited(job, name, launch, at_s)
-        case e.Retried(not_before_s=not_before_s, text=text):
-            return _with(job, failures=job.failures + 1, not_before_s=not_before_s, message=text)
+        case e.Retried(not_before_s=not_before_s, text=text, afresh=afresh):
+            return _with(job, failures=1 if afresh else job.failures + 1, not_before_s=not_before_s, message=text)
         case e.Progressed():
             return _progressed(job, event)
         case e.Migrated():
             return _with(job, migrations=job.migrations + 1)
         case e.Ended(phase=phase, message=message, exit_code=code):
             job = accounted(job, at_s)
-            return _with(job, phase=phase, message=message, exit_code=code, ended_s=at_s, workers=())
+            return _with(job, phase=phase, message=message, exit_code=code, ended_s=at_s, workers=(), helpers=())
         case e.Resized(workers=workers, before=before):
             return _with(job, resizes=job.resizes + bool(workers and before))
         case e.Noted():
@@ -76,6 +76,8 @@ def _launched(job: Job, event: e.Launched, at_s: float) -> Job:
     worker = Worker(
         name=event.worker, launch=event.launch, seat=event.seat, launched_s=at_s, member=event.member
     )  # fmt: skip
+    if event.helper:
+        return _with(job, helpers=(*job.helpers, worker))
     first = not job.workers
     job = accounted(job, at_s)
     return _with(
@@ -92,6 +94,8 @@ def _exited(job: Job, name: str, launch: str, at_s: float) -> Job:
     gone = job.worker(name)
     if gone is None or gone.launch != launch:
         return job
+    if gone in job.helpers:
+        return _with(job, helpers=tuple(helper for helper in job.helpers if helper is not gone))
     job = accounted(job, at_s)
     job = _with(job, workers=tuple(worker for worker in job.workers if worker is not gone))
     if job.workers or job.ended:
@@ -126,15 +130,16 @@ def accounted(job: Job, at_s: float) -> Job:
 
 
 def _changed(job: Job, name: str, launch: str | None, **changes: object) -> Job:
-    return _with(
-        job,
-        workers=tuple(
+    workers, helpers = (
+        tuple(
             msgspec.structs.replace(worker, **changes)
             if worker.name == name and launch in (None, worker.launch)
             else worker
-            for worker in job.workers
-        ),
+            for worker in some
+        )
+        for some in (job.workers, job.helpers)
     )
+    return _with(job, workers=workers, helpers=helpers)
 
 
 def _with(job: Job, **changes: object) -> Job:

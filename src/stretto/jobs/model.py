@@ -75,6 +75,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The last thing that a person should know: why it failed, why it is tried again."""
     exit_code: int | None = None
     workers: tuple[Worker, ...] = ()
+    helpers: tuple[Worker, ...] = ()
+    """Processes that it needs beside its workers (a service's proxy): they hold no devices and are counted nowhere."""
     node: str = ""
     """Where it was asked to move to; empty: anywhere."""
     launches: int = 0
@@ -114,4 +116,5 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return str(self.number)
 
     def worker(self, name: str) -> Worker | None:
-        return next((worker for worker in self.workers if worker.name == name), None)
+        """A worker or a helper."""
+        return next((worker for worker in (*self.workers, *self.helpers) if worker.name == name), None)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from stretto.core.request import JobRequest
 from stretto.jobs import events as e
@@ -77,6 +77,8 @@ class Active:
     wanted: int = 0
     """For a service: the replicas that its load asks for."""
     progress: Progress = field(default_factory=Progress)
+    row: Any = None
+    """What `view` has made of it for the last snapshot."""
 
     @property
     def number(self) -> int:

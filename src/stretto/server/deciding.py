@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from stretto.core import invariants, placement, plan, reasons, steps
+from stretto.core import invariants, placement, plan, reasons, services, steps
 from stretto.core.decision import Decision, Memory
 from stretto.core.placement import devices
 from stretto.core.policy import Policy, fail
@@ -64,10 +64,7 @@ def decide(policy: Policy, memory: Memory, place: str, view: Snapshot, held: Map
         return Outcome({}, memory, math.inf)
     decision = _ask(policy, memory, view)
     decision = plan.settle(view, decision)
-    if decision.nodes is not None:
-        placed = decision.nodes
-    else:
-        placed = steps.trimmed(view, placement.load(place)(view, decision.workers, decision.pool))
+    placed = _place(place, view, decision) if decision.nodes is None else decision.nodes
     seats = _seats(view, placed, decision.pool, held)
     free = float(view.capacity.sum() - (placed.sum(axis=1) * view.width).sum()) / GPU
     turned_away = np.zeros(len(view), np.bool_) if decision.rejected is None else decision.rejected
@@ -95,6 +92,16 @@ def _ask(policy: Policy, memory: Memory, view: Snapshot) -> Decision:
     except Exception as error:
         raise fail(policy.name, f"raised {type(error).__name__}: {error}") from error
     return decision
+
+
+def _place(place: str, view: Snapshot, decision: Decision) -> IntArray:
+    """[job, node] workers. Who has none and gets none is no concern of a placement: that is most of a long queue."""
+    concerned = (decision.workers > 0) | view.placed.any(axis=1)
+    some = services.only(view, concerned)
+    placed = np.zeros((len(view), len(view.nodes.name)), np.int64)
+    found = placement.load(place)(some, decision.workers[concerned], decision.pool[concerned])
+    placed[concerned] = steps.trimmed(some, found)
+    return placed
 
 
 def _seats(

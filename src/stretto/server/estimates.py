@@ -79,7 +79,7 @@ class Estimates:
         ended = (*known.ended, (job.number, job.submitted_s, self._size_s(job, minimum)))[-200:]
         self._known[klass] = known = Known(by_pool, ended)
         self.klass(klass)
-        self._rows = {key: row for key, row in self._rows.items() if key[0] != klass}
+        self._rows = {key: row for key, row in self._rows.items() if key[0][0] != klass}
         self._history = None
         self.forget(job.number)
         return msgspec.json.encode(known)
@@ -106,28 +106,34 @@ class Estimates:
         return self._history
 
     def table(self, jobs: Sequence[Shape], pools: tuple[str, ...]) -> tuple[FloatArray, IntArray]:
-        """Rates [pool, row, workers] and the row of every job. Jobs of one class of which nothing of their own was
-        measured share a row."""
+        """Rates [pool, row, workers] and the row of every job. Jobs of which the same is known share a row."""
         rows: dict[object, int] = {}
         found: list[FloatArray] = []
-        index = np.empty(len(jobs), np.int64)
-        for j, shape in enumerate(jobs):
-            key: object = shape if shape.job in self._own else shape[1:]
-            if key not in rows:
-                rows[key] = len(found)
+        index: list[int] = []
+        for shape in jobs:
+            key = self._key(shape)
+            if (at := rows.get(key)) is None:
+                at = rows[key] = len(found)
                 found.append(self._row(shape, pools))
-            index[j] = rows[key]
+            index.append(at)
         widest = max((row.shape[1] for row in found), default=1)
         table = np.zeros((len(pools), max(len(found), 1), widest))
         for r, row in enumerate(found):
             table[:, r, : row.shape[1]], table[:, r, row.shape[1] :] = row, row[:, -1:]
-        return table, index
+        return table, np.array(index, np.int64)
 
     def _row(self, shape: Shape, pools: tuple[str, ...]) -> FloatArray:
-        rows, key = (self._own_rows, shape.job) if shape.job in self._own else (self._rows, (*shape[1:], pools))
+        key: Any = self._key(shape), pools
+        rows, key = (self._own_rows, shape.job) if shape.job in self._own else (self._rows, key)
         if key not in rows:
             rows[key] = self._believed(shape, pools)
         return rows[key]
+
+    def _key(self, shape: Shape) -> tuple[Any, ...]:
+        """Itself, its class, or, where nothing is known of either, only its sizes and pools."""
+        if shape.job in self._own:
+            return shape
+        return shape[1:] if shape.klass in self._known else shape[2:]
 
     def _believed(self, shape: Shape, pools: tuple[str, ...]) -> FloatArray:
         """[pool, workers]: measured where it was; elsewhere as the formula has it, which is optimistic."""

@@ -23,7 +23,7 @@ from stretto.core.decision import Memory
 from stretto.core.policy import Policy
 from stretto.errors import StrettoError
 from stretto.jobs import events as e
-from stretto.jobs.model import Seat, Worker
+from stretto.jobs.model import Job, Seat, Worker
 from stretto.server import asked, deciding, reconcile, view
 from stretto.server.book import Active, Book
 from stretto.server.drivers import driver_for
@@ -80,6 +80,8 @@ class Loop:
             estimates=estimates,
             pools=lambda: self.cluster.pools,
             clock=clock,
+            terminate=self._terminate,
+            environment=environment,
         )
         self._launches: dict[str, tuple[int, str]] = {}
         self._deadlines: dict[str, float] = {}
@@ -88,6 +90,7 @@ class Loop:
         """What the policy wants to remember."""
         self._wake_s = math.inf
         self._must_decide = True
+        self._adopting = False
         self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -98,14 +101,21 @@ class Loop:
     async def open(self) -> None:
         """Adopt what runs."""
         for active in self.book:
-            for worker in active.job.workers:
+            processes = (*active.job.workers, *active.job.helpers)
+            for worker in processes:
                 self._launches[worker.launch] = active.number, worker.name
-                if worker.leaving:
-                    self._deadlines[worker.launch] = self.clock() + active.file.stop.grace
-            if active.job.workers:
+            if processes:
                 self._driver(active)
+            for worker in processes:
+                if worker.leaving:
+                    self._deadlines[worker.launch] = self._give_up_s(active)
+            if active.job.workers:
                 active.pool = self._pool_of(active.target)
-        await self.backend.open(list(self._launches), self._tell)
+        self._adopting = True
+        try:
+            await self.backend.open(list(self._launches), self._tell)
+        finally:
+            self._adopting = False
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -134,10 +144,12 @@ class Loop:
             await driver.close()
         await self.backend.close()
 
-    def wake(self, *, decide: bool) -> None:
-        """Something has changed; `decide`: something that a policy should know."""
+    def wake(self, *, decide: bool, act: bool = True) -> None:
+        """Something has changed; `decide`: something that a policy should know. Without `act` nothing can be done
+        before it was asked, and if that is about to happen anyway nobody is woken."""
+        if act or not self._must_decide:
+            self._woken.set()
         self._must_decide = self._must_decide or decide
-        self._woken.set()
 
     def set_policy(self, policy: Policy, placement: str) -> None:
         """From now on. What the last policy remembered means nothing to this one."""
@@ -170,12 +182,11 @@ class Loop:
 
     async def _decide(self) -> None:
         now_s = self.clock()
-        jobs = sorted(self.book, key=lambda active: active.number)
+        jobs = [active for _, active in sorted(self.book.jobs.items())]
         self.holds, most = view.held(jobs, self.book.names, self.rules.quotas, now_s)
-        shown = [active for active in jobs if active.number not in self.holds]
-        for active in jobs:
-            if active.number in self.holds:
-                self._hold(active, self.holds[active.number])
+        shown = [active for active in jobs if active.number not in self.holds] if self.holds else jobs
+        for number, hold in self.holds.items():
+            self._hold(self.book.jobs[number], hold)
         snapshot = view.snapshot(shown, self.cluster, self.estimates, now_s, most)
         seats = {active.number: active.target for active in shown if active.target}
         rules = self.rules
@@ -194,12 +205,15 @@ class Loop:
             return
         self.memory, self._wake_s = outcome.memory, outcome.wake_s
         for number, verdict in outcome.verdicts.items():
-            self._apply(number, verdict)
+            active = self.book.active(number)
+            if active is None:
+                continue
+            if active.target or verdict.seats or verdict.rejected:
+                self._apply(active, verdict)
+            else:
+                active.ground = verdict.ground
 
-    def _apply(self, number: int, verdict: deciding.Verdict) -> None:
-        active = self.book.active(number)
-        if active is None:
-            return
+    def _apply(self, active: Active, verdict: deciding.Verdict) -> None:
         if active.job.wish != "run" or len(verdict.seats) > active.request.max_workers:
             # It changed while the policy was thinking; that has woken us again.
             return
@@ -211,7 +225,8 @@ class Loop:
         if before != len(verdict.seats):
             ground = verdict.ground
             self.book.record(
-                number, e.Resized(workers=len(verdict.seats), before=before, reason=ground.name, text=ground.text)
+                active.number,
+                e.Resized(workers=len(verdict.seats), before=before, reason=ground.name, text=ground.text),
             )
 
     def _hold(self, active: Active, hold: Hold) -> None:
@@ -225,7 +240,9 @@ class Loop:
     def _act(self) -> None:
         concerned = [active for active in self.book if active.target or active.job.workers]
         for active in self.book:
-            if not active.job.workers and active.job.wish == "cancel":
+            if active.job.level == "service":
+                self._tend_helpers(active)
+            if not active.job.workers and not active.job.helpers and active.job.wish == "cancel":
                 self._finish(active, End("cancelled", active.job.message))
             elif active.job.node:
                 self._look_at_move(active)
@@ -236,7 +253,7 @@ class Loop:
             match action:
                 case reconcile.Stop(workers=workers):
                     self._leave(active_now, workers)
-                    for name in workers:
+                    for name in self._driver(active_now).stop(workers):
                         self._signal(active_now, name, hard=False)
                 case reconcile.Shrink(workers=workers, left=left):
                     self._leave(active_now, workers)
@@ -270,15 +287,24 @@ class Loop:
         )
 
     def _leave(self, active: Active, workers: Sequence[str]) -> None:
-        grace_s = _FAILED_GRACE_S if self._driver(active).failing else active.file.stop.grace
         for name in workers:
             worker = active.job.worker(name)
             if worker is not None:
-                self._deadlines[worker.launch] = self.clock() + grace_s
+                self._deadlines[worker.launch] = self._give_up_s(active)
         failing = self._driver(active).failing
         why = "the job has failed" if failing else active.ground.text
         taken = not failing and active.job.wish == "run"
         self.book.record(active.number, *(e.Leaving(worker=name, why=why, preempted=taken) for name in workers))
+
+    def _give_up_s(self, active: Active) -> float:
+        """When who is asked to leave now is killed."""
+        driver = self._driver(active)
+        return self.clock() + (_FAILED_GRACE_S if driver.failing else active.file.stop.grace + driver.drain_s)
+
+    def _terminate(self, number: int, name: str) -> None:
+        active = self.book.active(number)
+        if active is not None:
+            self._signal(active, name, hard=False)
 
     def _signal(self, active: Active, name: str, *, hard: bool) -> None:
         worker = active.job.worker(name)
@@ -290,16 +316,40 @@ class Loop:
         driver = self._driver(active)
         # Those that move are still among the members until the newcomers are.
         driver.prepare(sum(not worker.leaving for worker in active.job.workers) + len(seats))
-        first = active.job.launches
+        first, members = active.job.launches, driver.members(len(seats))
         events = [
             e.Launched(
                 worker=f"w{first + i}",
                 launch=f"{active.number}.w{first + i}.{secrets.token_hex(4)}",
                 seat=seat,
-                member=i,
+                member=member,
             )
-            for i, seat in enumerate(seats)
+            for i, (seat, member) in enumerate(zip(seats, members, strict=True))
         ]
+        self._begin(active, events)
+
+    def _tend_helpers(self, active: Active) -> None:
+        """Start what the workers need and is not there; end what is not needed any more."""
+        if active.number not in self.drivers and not active.target:
+            return
+        wanted, job = self._driver(active).helpers, active.job
+        for helper in job.helpers:
+            if helper.name not in wanted and not helper.leaving:
+                self._leave(active, [helper.name])
+                self._signal(active, helper.name, hard=False)
+        missing = wanted - {helper.name for helper in job.helpers}
+        if not missing or job.not_before_s > self.clock() or self.book.trouble:
+            return
+        node = next(seat.node for seat in (*active.target, *(worker.seat for worker in job.workers)))
+        events = [
+            e.Launched(
+                worker=name, launch=f"{active.number}.{name}.{secrets.token_hex(4)}", seat=Seat(node), helper=True
+            )
+            for name in sorted(missing)
+        ]
+        self._begin(active, events)
+
+    def _begin(self, active: Active, events: Sequence[e.Launched]) -> None:
         for event in events:
             self._launches[event.launch] = active.number, event.worker
         durable = self.book.record(active.number, *events)
@@ -312,31 +362,53 @@ class Loop:
     async def _start_one(self, active: Active, event: e.Launched, size: int) -> None:
         if event.launch not in self._launches:
             return
-        job, file = active.job, active.file
+        launch = self._helper_launch(active, event) if event.helper else self._worker_launch(active, event, size)
+        try:
+            await self.backend.launch(launch)
+        except LaunchError as error:
+            self._tell(Exit(launch=event.launch, how="refused", text=str(error), at_s=self.clock()))
+
+    def _worker_launch(self, active: Active, event: e.Launched, size: int) -> Launch:
+        job, file, driver = active.job, active.file, self._driver(active)
         env = asked.environment(job, file, self.environment)
-        env |= self._driver(active).environment(event.worker, event.seat, event.member, size)
-        folder = self._around.folder / job.id
-        logs = folder / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        env["STRETTO_JOB_FOLDER"] = str(folder)
-        launch = Launch(
+        env |= driver.environment(event.worker, event.seat, event.member, size)
+        env["STRETTO_JOB_FOLDER"] = str(self._around.folder / job.id)
+        return Launch(
             id=event.launch,
             job=job.number,
             worker=event.worker,
             node=event.seat.node,
             devices=event.seat.devices,
-            command=asked.command(file, folder, env),
+            command=driver.command(event.member, env),
+            warm=driver.warm,
             cwd=asked.workdir(job, file),
             env=env,
-            log=str(logs / f"{event.worker}.log"),
+            log=self._log(job, event.worker),
             cpu_milli=active.request.cpu_milli,
             memory_mib=active.request.memory_mib,
             grace_s=file.stop.grace,
         )
-        try:
-            await self.backend.launch(launch)
-        except LaunchError as error:
-            self._tell(Exit(launch=event.launch, how="refused", text=str(error), at_s=self.clock()))
+
+    def _helper_launch(self, active: Active, event: e.Launched) -> Launch:
+        """It has nothing of the job's surroundings, and no limits."""
+        log = self._log(active.job, event.worker)
+        return Launch(
+            id=event.launch,
+            job=active.number,
+            worker=event.worker,
+            node=event.seat.node,
+            command=self._driver(active).helper_command(event.worker),
+            warm=False,
+            cwd=str(self._around.folder / active.job.id),
+            env={name: self.environment[name] for name in ("PATH", "LANG", "TZ") if name in self.environment},
+            log=log,
+            grace_s=active.file.stop.grace,
+        )
+
+    def _log(self, job: Job, worker: str) -> str:
+        folder = self._around.folder / job.id / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder / f"{worker}.log")
 
     def _driver(self, active: Active) -> Driver:
         if active.number not in self.drivers:
@@ -368,7 +440,8 @@ class Loop:
         durable = self.book.record(active.number, event)
         durable.add_done_callback(lambda future: None if future.cancelled() else self.backend.forget(exit.launch))
         judgement = self._driver(active).exited(worker, exit, len(active.job.workers))
-        if isinstance(judgement, Fault):
+        # What was lost while there was no server, with the whole machine perhaps, is nobody's fault.
+        if isinstance(judgement, Fault) and not (self._adopting and exit.how == "lost"):
             self._retry(active, judgement.text)
         self._settle(active)
         self.wake(decide=True)
@@ -384,7 +457,7 @@ class Loop:
 
     def _settle(self, active: Active) -> None:
         """Is this the end?"""
-        if active.job.workers or active.number not in self.book.jobs:
+        if active.job.workers or active.job.helpers or active.number not in self.book.jobs:
             return
         driver = self.drivers.get(active.number)
         if driver is not None and driver.end is not None:
@@ -414,14 +487,16 @@ class Loop:
         """The machine failed it. Progress since the last time wipes the slate clean."""
         if active.progress.steps > active.job.steps:
             self._record_progress(active)
-        failures = active.job.failures
-        if failures >= active.file.retries:
-            message = f"{text}; given up after {failures + 1} machine faults without progress in between"
-            driver = self._driver(active)
+        driver = self._driver(active)
+        afresh = driver.recovered
+        failures = 0 if afresh else active.job.failures
+        if failures >= active.file.retries and not driver.serving:
+            kind = "" if active.request.is_service else "machine "
+            message = f"{text}; given up after {failures + 1} {kind}faults without progress in between"
             driver.end = driver.end or End("failed", message)
             return
-        wait_s = min(_BACK_OFF_S * 2**failures, _LONGEST_BACK_OFF_S)
-        self.book.record(active.number, e.Retried(not_before_s=self.clock() + wait_s, text=text))
+        wait_s = min(_BACK_OFF_S * 2 ** min(failures, 20), _LONGEST_BACK_OFF_S)
+        self.book.record(active.number, e.Retried(not_before_s=self.clock() + wait_s, text=text, afresh=afresh))
 
     def _changed(self, number: int) -> None:
         """A driver's answers have changed."""
@@ -451,7 +526,7 @@ class Loop:
 
     def _end_overdue(self, now_s: float) -> None:
         for active in self.book:
-            if now_s >= self._limit_s(active) and active.job.wish == "run":
+            if active.job.workers and now_s >= self._limit_s(active) and active.job.wish == "run":
                 driver = self._driver(active)
                 driver.end = End("failed", f"ran longer than its limit of {active.file.stop.after:g} s (stop.after)")
                 self.wake(decide=False)

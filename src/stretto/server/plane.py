@@ -23,13 +23,14 @@ from stretto.backends.protocol import Backend, Node
 from stretto.control.coordination import Socket
 from stretto.core import placement
 from stretto.core.request import JobRequest
-from stretto.errors import Conflict, Impossible, NotFound, Unavailable, UsageError
+from stretto.errors import Conflict, Impossible, NotFound, StrettoError, Unavailable, UsageError
 from stretto.jobs import events as e
 from stretto.jobs import lifecycle
 from stretto.jobs.model import ENDED, Context, Job
 from stretto.server import asked
 from stretto.server import view as views
 from stretto.server.book import Active, Book
+from stretto.server.drivers import service as services
 from stretto.server.drivers.elastic import ElasticDriver
 from stretto.server.estimates import Estimates
 from stretto.server.loop import Loop, Rules
@@ -199,14 +200,23 @@ class Plane:
 
     async def submit(self, file: JobFile, context: Context, user: str, *, key: str = "", digest: str = "") -> Job:
         """Accept a job: durable when this returns. The same key gives the same job again."""
-        if key and (known := await asyncio.to_thread(self.store.submitted_with, user, key)) is not None:
-            job, before = known
-            if before != digest:
-                raise Conflict(
-                    f"the idempotency key {key!r} came with another job file before (job {job.id})",
-                    hint="use a new key for a new job",
-                )
-            return self._current(job)
+        try:
+            return await self._accept(file, context, user, key, digest)
+        except StrettoError:
+            # A key that came before is found out here, where it costs others nothing: whatever was in order then, its
+            # name for one, need not be now.
+            known = await asyncio.to_thread(self.store.submitted_with, user, key) if key else None
+            if known is None:
+                raise
+        job, before = known
+        if before != digest:
+            raise Conflict(
+                f"the idempotency key {key!r} came with another job file before (job {job.id})",
+                hint="use a new key for a new job",
+            )
+        return self._current(job)
+
+    async def _accept(self, file: JobFile, context: Context, user: str, key: str, digest: str) -> Job:
         self.check(file, user)
         number = self._next
         job = self._new_job(number, file, context, user)
@@ -217,7 +227,7 @@ class Plane:
             )
         self._next += 1
         active = await self.book.submit(job, file, key, digest)
-        self.loop.wake(decide=True)
+        self.loop.wake(decide=True, act=False)
         return active.job
 
     def preview(self, file: JobFile, context: Context, user: str) -> Job:
@@ -241,6 +251,7 @@ class Plane:
                     hint="wait for some of them, or cancel some",
                 )
         self._check_possible(file.request())
+        services.check(file, self.book, self.loop.environment)
         if quota is not None and quota.devices is not None:
             need = file.request().min_workers * file.request().width_milli / 1000
             if need > quota.devices:

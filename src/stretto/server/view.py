@@ -7,15 +7,17 @@ it; `held` says why.
 from __future__ import annotations
 
 import math
+import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from stretto.backends.protocol import Node
 from stretto.core.snapshot import GPU, IntArray, Nodes, Snapshot
+from stretto.jobs.model import Job
 from stretto.server.book import Active
 from stretto.server.estimates import Estimates, Shape
 
@@ -73,12 +75,14 @@ def snapshot(
 ) -> Snapshot:
     """All these jobs, in order of number. `most` lowers the maximum of some (quotas)."""
     nodes, pools = cluster.columns(), cluster.pools
-    rows = [_row(active, now_s, most, estimates) for active in jobs]
-    table = np.array(rows, np.float64).reshape(len(rows), len(_COLUMNS))
+    rows = _rows(jobs, estimates, most, _smallest(nodes))
+    table = np.frombuffer(b"".join([row.packed for row in rows]), np.float64).reshape(len(rows), len(_COLUMNS))
     columns: dict[str, Any] = {name: table[:, i] for i, name in enumerate(_COLUMNS)}
     columns |= {name: columns[name].astype(np.int64) for name in _WHOLE}
-    rates, curve = estimates.table([_shape(active) for active in jobs], pools)
-    step = columns.pop("step")
+    _count_up(columns, now_s)
+    rates, curve = estimates.table([row.shape for row in rows], pools)
+    demand = np.column_stack([columns.pop(name) for name in _DEMAND])
+    step, is_service = columns.pop("step"), columns.pop("is_service").astype(np.bool_)
     capacity = np.bincount(nodes.pool, nodes.devices * GPU, len(pools)).astype(np.int64)
     return Snapshot(
         now_s=now_s,
@@ -88,54 +92,98 @@ def snapshot(
         rates=rates,
         history=estimates.history(),
         curve=curve,
-        demand=np.array([a.request.demand for a in jobs], np.int64).reshape(len(jobs), 3),
-        width=_widths(jobs, nodes),
-        is_service=np.array([a.request.is_service for a in jobs], np.bool_),
+        demand=demand,
+        is_service=is_service,
         placed=_placed(jobs, nodes),
         step=step if (step != 1).any() else None,
         **columns,
     )
 
 
-_COLUMNS = (
+_DEMAND = "cpu_milli", "memory_mib", "gpu_memory_mib"
+_WHOLE = (
     "job", "klass", "priority", "requested", "min_workers", "max_workers", "step", "fixed_milli", "workers", "pool",
-    "wanted", "restarts", "submit_s", "deadline_s", "resize_s", "start_s", "remaining", "remaining_sd", "done",
-    "ran_s", "gpu_s", "waited_s", "started_s", "changed_s",
+    "wanted", "restarts", "width", *_DEMAND,
 )  # fmt: skip
-_WHOLE = _COLUMNS[:12]
+_COLUMNS = (
+    *_WHOLE, "submit_s", "deadline_s", "resize_s", "start_s", "remaining", "remaining_sd", "done", "ran_s", "gpu_s",
+    "waited_s", "started_s", "changed_s", "is_service", "runs", "held", "waits",
+)  # fmt: skip
+_PACK = struct.Struct(f"{len(_COLUMNS)}d").pack
 
 _COSTS_S = {"elastic": (0.2, 0.5), "restart": (10.0, 5.0), "rigid": (1e9, 5.0), "service": (1.0, 2.0)}
 """What a resize and a start cost a job of each level, until it was measured."""
 
 
-def _row(active: Active, now_s: float, most: Mapping[int, int], estimates: Estimates) -> tuple[float, ...]:
+class Row(NamedTuple):
+    """A job's part of a snapshot, but for what time does to it; kept until one of the things it is made of changes.
+    A long queue is mostly rows that do not."""
+
+    untouched: Job | None
+    """The job, if it never ran and nothing holds it back: then only an event, which replaces it, changes anything."""
+    made_of: tuple[Any, ...]
+    packed: bytes
+    """By `_COLUMNS`."""
+    shape: Shape
+
+
+def _rows(jobs: Sequence[Active], estimates: Estimates, most: Mapping[int, int], smallest: int) -> list[Row]:
+    if most:
+        return [_row(active, most.get(active.number), estimates, smallest) for active in jobs]
+    return [active.row if _is_untouched(active) else _row(active, None, estimates, smallest) for active in jobs]
+
+
+def _is_untouched(active: Active) -> bool:
+    row: Row | None = active.row
+    return row is not None and row.untouched is active.job and not active.target
+
+
+def _row(active: Active, most: int | None, estimates: Estimates, smallest: int) -> Row:
+    job, progress = active.job, active.progress
+    made_of = (
+        job, active.target, active.pool, active.wanted, progress.steps, progress.total, most, estimates, smallest
+    )  # fmt: skip
+    row: Row | None = active.row
+    if row is None or row.made_of != made_of:
+        moved = active.target or job.workers or job.starts or active.request.is_service
+        held = job.wish != "run" or job.not_before_s or active.file.after or most is not None
+        packed = _PACK(*_values(active, most, estimates, smallest))
+        row = active.row = Row(None if moved or held else job, made_of, packed, _shape(active))
+    return row
+
+
+def _values(active: Active, most: int | None, estimates: Estimates, smallest: int) -> tuple[float, ...]:
     job, asked, progress = active.job, active.request, active.progress
-    high = min(asked.max_workers, most.get(job.number, asked.max_workers))
+    high = asked.max_workers if most is None else min(asked.max_workers, most)
     left = math.nan if progress.total is None else max(0.0, float(progress.total - progress.steps))
     resize_s, start_s = _COSTS_S[job.level]
-    span_s, held = max(0.0, now_s - job.changed_s), len(job.workers)
+    held = len(job.workers)
     return (
         job.number, estimates.klass(asked.klass), asked.priority, min(asked.requested, high), asked.min_workers, high,
         asked.step, asked.fixed_milli, len(active.target), active.pool if active.target else -1, active.wanted,
-        job.starts + job.resizes, job.submitted_s, job.submitted_s + asked.deadline_s, resize_s, start_s,
-        left, 0.0, progress.steps,
-        job.ran_s + (span_s if held else 0.0),
-        job.device_s + span_s * held * job.width_milli / GPU,
-        job.waited_s + (span_s if job.phase == "queued" else 0.0),
-        math.nan if job.started_s is None else job.started_s, job.changed_s,
+        job.starts + job.resizes, asked.share_milli(smallest), *asked.demand,
+        job.submitted_s, job.submitted_s + asked.deadline_s, resize_s, start_s, left, 0.0, progress.steps,
+        job.ran_s, job.device_s, job.waited_s, math.nan if job.started_s is None else job.started_s, job.changed_s,
+        asked.is_service, held > 0, held * job.width_milli / GPU, job.phase == "queued",
     )  # fmt: skip
+
+
+def _smallest(nodes: Nodes) -> int:
+    """Memory of the smallest device: by it are counted those who asked for memory alone."""
+    return int(min((mib for mib in nodes.gpu_memory_mib.tolist() if mib), default=0))
+
+
+def _count_up(columns: dict[str, Any], now_s: float) -> None:
+    """Times since a job's last change belong to it as well."""
+    span_s = np.maximum(0.0, now_s - columns["changed_s"])
+    for name, rate in (("ran_s", "runs"), ("gpu_s", "held"), ("waited_s", "waits")):
+        columns[name] = columns[name] + span_s * columns.pop(rate)
 
 
 def _shape(active: Active) -> Shape:
     asked = active.request
     dear = asked.level == "restart"
     return Shape(active.number, asked.klass, asked.min_workers, asked.max_workers, asked.pools, dear)
-
-
-def _widths(jobs: Sequence[Active], nodes: Nodes) -> IntArray:
-    """Milli-GPU per worker; who asked for memory alone is counted by the smallest device."""
-    smallest = int(min((mib for mib in nodes.gpu_memory_mib.tolist() if mib), default=0))
-    return np.array([a.request.share_milli(smallest) for a in jobs], np.int64)
 
 
 def _placed(jobs: Sequence[Active], nodes: Nodes) -> IntArray:
@@ -160,10 +208,12 @@ def held(
     holds: dict[int, Hold] = {}
     by_user: dict[str, list[Active]] = defaultdict(list)
     for active in jobs:
-        hold = _hold(active, names, now_s)
+        hold = None if _is_untouched(active) else _hold(active, names, now_s)
         if hold is not None:
             holds[active.number] = hold
-        elif (quota := quotas.get(active.job.user, quotas.get("*"))) is not None and quota.devices is not None:
+        elif (
+            quotas and (quota := quotas.get(active.job.user, quotas.get("*"))) is not None and quota.devices is not None
+        ):
             by_user[active.job.user].append(active)
     most: dict[int, int] = {}
     for user, some in by_user.items():
@@ -183,8 +233,10 @@ def _hold(active: Active, names: Mapping[str, int], now_s: float) -> Hold | None
     if job.not_before_s > now_s and not job.workers:
         left_s = job.not_before_s - now_s
         return Hold("back-off", f"is tried again in {left_s:.0f} s: {job.message}", job.not_before_s)
-    before = [name for name in active.file.after if names.get(name, job.number) != job.number]
-    if before and not job.workers:
+    if job.workers or not (after := active.file.after):
+        return None
+    before = [name for name in after if names.get(name, job.number) != job.number]
+    if before:
         return Hold("dependency", f"waits until {', '.join(before)} has ended")
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -25,6 +26,7 @@ MOST_WORKERS = 100_000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 _MOST_LABELS, _LONGEST_LABEL = 64, 255
+_HTTP_PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/?-]{0,254}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -47,6 +49,19 @@ def _command(value: Any) -> Any:
     if isinstance(value, list | tuple) and value and all(isinstance(part, str | int | float) for part in value):
         return tuple(_no_nul(str(part)) for part in value)
     raise ValueError("is not a command; write a line for the shell, or a list of the program and its arguments")
+
+
+def _host(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        raise ValueError(f"{value!r} is not an address; write 127.0.0.1, 0.0.0.0, or one of this machine") from None
+
+
+def _http_path(value: str) -> str:
+    if not _HTTP_PATH.fullmatch(value):
+        raise ValueError(f"{value!r} is not the path of a web address; write /healthz, say")
+    return value
 
 
 def _one_or_more(value: Any) -> Any:
@@ -112,6 +127,8 @@ Text = Annotated[str, AfterValidator(_no_nul)]
 _TEXTS = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 Names = Annotated[tuple[Text, ...], BeforeValidator(_one_or_more), _TEXTS]
 Addresses = Annotated[tuple[Annotated[str, AfterValidator(_address)], ...], BeforeValidator(_one_or_more), _TEXTS]
+Host = Annotated[str, AfterValidator(_host)]
+HttpPath = Annotated[str, AfterValidator(_http_path)]
 Workers = Annotated[int, Field(ge=1, le=MOST_WORKERS, strict=True)]
 Command = Annotated[
     str | tuple[str, ...],
@@ -220,9 +237,14 @@ class Target(_Strict):
 class Service(_Strict):
     """A job that serves requests and is scaled by load."""
 
-    port: int = Field(ge=1, le=65535, strict=True, description="Where each replica listens.")
+    port: int = Field(ge=1, le=65535, strict=True, description="Where clients reach it.")
+    host: Host = Field(default="127.0.0.1", description="The address that clients reach it at; 0.0.0.0: any.")
     replicas: Elastic = Field(default=Elastic(min=1, max=1), description="Between how many replicas it may run.")
     target: Target = Target(cpu=80)
+    health: HttpPath | None = Field(
+        default=None, description="A path that answers 2xx or 3xx when a replica can serve; otherwise it need listen."
+    )
+    hold: Duration = Field(default=30.0, description="So long the load must have been smaller before replicas end.")
 
 
 class Checkpoint(_Strict):

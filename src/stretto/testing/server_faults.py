@@ -95,9 +95,11 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        first = [] if (self.data / "stretto.db").exists() else ["--port", "0"]
+        command = [sys.executable, "-m", "stretto.cli", "up", "--data", str(self.data), "--nodes", self.nodes, *first]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "stretto.cli", "up", "--data", str(self.data), "--nodes", self.nodes],
+                command,
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
 
@@ -169,7 +171,7 @@ def _submit(server: Server, folder: Path, seed: int, tally: Tally, stop: threadi
             tally.accepted[job.number] = kind
         except (StrettoError, OSError):
             tally.refused += 1
-        stop.wait(chance.uniform(0.05, 0.4))
+        stop.wait(chance.uniform(0.05, 0.8))
 
 
 def _job(kind: str, name: str, chance: random.Random) -> dict[str, Any]:
@@ -188,7 +190,7 @@ def _job(kind: str, name: str, chance: random.Random) -> dict[str, Any]:
 
 def _strike(fault: str, server: Server, chance: random.Random, tally: Tally) -> None:
     """At a moment that nobody chose."""
-    time.sleep(chance.uniform(0.0, 0.6))
+    time.sleep(chance.uniform(0.0, 2.0))
     if fault in ("workers", "both"):
         alive = list(_workers(server.data))
         for pid in chance.sample(alive, min(len(alive), chance.randint(1, 3))):

@@ -109,12 +109,14 @@ def test_who_runs_on_by_forking_is_caught(means: Means) -> None:
         start_new_session=True,
     ) as first:
         held.take_in(first.pid)
+        about = containment.look_up(first.pid)
+        assert about is not None
         assert first.stdin is not None
         assert first.stdout is not None
         first.stdin.write(b"!")
         first.stdin.flush()
         first.stdout.readline()
-        held.end()
+        held.end(first.pid, about.start)
         # All of them held the pipe: at its end nobody is left.
         assert first.stdout.read() == b""
     assert marked("x") == []

@@ -192,6 +192,7 @@ class Box:
         pause_s = 0.001
         while True:
             self.strike()
+            _strike_group(session, since)
             left = kill_all(marked(self.mark, session, since, known))
             if not left and not self.inside():
                 break
@@ -324,6 +325,14 @@ def kill_all(targets: Iterable[Process]) -> bool:
             with contextlib.suppress(OSError):
                 os.killpg(each.group, signal.SIGKILL)
     return again
+
+
+def _strike_group(leader: int, since: int) -> None:
+    """Kill the process group that this process led: nobody in it can fork away from that."""
+    now = look_up(leader)
+    if leader > 1 and (now is None or now.start == since):
+        with contextlib.suppress(OSError):
+            os.killpg(leader, signal.SIGKILL)
 
 
 def _kill_exactly(target: Process) -> bool:

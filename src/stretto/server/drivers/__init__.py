@@ -7,11 +7,13 @@ from stretto.server.book import Active
 from stretto.server.drivers.base import Driver, Surroundings
 from stretto.server.drivers.elastic import ElasticDriver
 from stretto.server.drivers.group import GroupDriver
+from stretto.server.drivers.service import ServiceDriver
 
 DRIVERS: dict[Level, type[Driver]] = {
     "elastic": ElasticDriver,
     "restart": GroupDriver,
     "rigid": GroupDriver,
+    "service": ServiceDriver,
 }
 
 

@@ -7,13 +7,14 @@ answers the loop, and calls `changed` when its answers have changed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from stretto.backends.protocol import Exit
 from stretto.jobs.model import Phase, Seat, Worker
+from stretto.server import asked
 from stretto.server.book import Active
 from stretto.server.estimates import Estimates
 
@@ -52,6 +53,10 @@ class Surroundings:
     estimates: Estimates
     pools: Callable[[], tuple[str, ...]]
     clock: Callable[[], float]
+    terminate: Callable[[int, str], None]
+    """Asks a worker that leaves to end."""
+    environment: Mapping[str, str]
+    """The server's own."""
 
 
 class Driver(ABC):
@@ -66,6 +71,37 @@ class Driver(ABC):
     def prepare(self, size: int) -> None:
         """So many workers are about to be launched."""
         return
+
+    warm = True
+    """Whether its workers may be forks of a warm interpreter."""
+    drain_s = 0.0
+    """So long a worker that leaves may go on before it is asked to end."""
+
+    @property
+    def serving(self) -> bool:
+        """Whether it is of use as it is, though some of it fails time and again."""
+        return False
+
+    @property
+    def recovered(self) -> bool:
+        """Whether it has run so well since the last fault that earlier ones do not count any more."""
+        return False
+
+    @property
+    def helpers(self) -> frozenset[str]:
+        """The processes that it needs now beside its workers, by name."""
+        return frozenset()
+
+    def helper_command(self, name: str) -> tuple[str, ...]:
+        raise NotImplementedError(name)
+
+    def members(self, count: int) -> Sequence[int]:
+        """What tells so many newcomers apart, and is remembered with them."""
+        return range(count)
+
+    def command(self, member: int, env: Mapping[str, str]) -> tuple[str, ...]:
+        """What a worker executes."""
+        return asked.command(self.active.file, self.folder, env)
 
     @property
     @abstractmethod
@@ -88,6 +124,10 @@ class Driver(ABC):
 
     def resize(self, size: int, leavers: Sequence[str]) -> Sequence[str]:
         """So many should take part; those named leave. Gives back who must be told by a signal."""
+        return leavers
+
+    def stop(self, leavers: Sequence[str]) -> Sequence[str]:
+        """All leave. Gives back who must be told by a signal now."""
         return leavers
 
     @abstractmethod
