@@ -3,8 +3,9 @@
 Both sides take in the same number of jobs in every round, in turns, on the same machine, and neither starts any of
 them: our only node is drained (the policy is still asked about every one of them), Slurm's jobs are held. An answer of
 ours means that the job is on the disk (SQLite, WAL, synchronous=FULL); Slurm's that it is in memory, its state is saved
-a little later. Each side is measured when the other one has come to rest. Our clients send a job file of JSON with an idempotency key, as `stretto.client` does, over a plain
-socket each, from processes of their own; `sbatch` has no other way in than a process per job.
+a little later. Each side is measured when the other one has come to rest. Our clients send a job file of JSON with an
+idempotency key, as `stretto.client` does, over a plain socket each, from processes of their own; `sbatch` has no other
+way in than a process per job.
 
 Then the two command lines beside each other, one call at a time: `stretto submit FILE` and `sbatch FILE`, `stretto ps`
 and `squeue`, wall-clock time and CPU time of the process.

@@ -39,7 +39,8 @@ class Machine:
             if condition(job):
                 return job
             if time.monotonic() > deadline_s:
-                raise AssertionError(f"not {what}: {job}\n{await self.plane.why(name)}\n{self.logs(job)}")
+                told = [f"not {what}: {job}", str(await self.plane.why(name)), await self.story(name), self.logs(job)]
+                raise AssertionError("\n".join(told))
             await asyncio.sleep(0.01)
 
     async def ended(self, ref: str | Job, phase: str = "succeeded") -> Job:
@@ -56,6 +57,10 @@ class Machine:
         while (why := await self.plane.why(ref.id)).reason != reason:
             assert time.monotonic() < deadline_s, why
             await asyncio.sleep(0.01)
+
+    async def story(self, name: str) -> str:
+        events = await self.plane.events(name, 0, 1000)
+        return "\n".join(f"{one.at_s - events[0].at_s:8.3f} {one.event}" for one in events[1:])
 
     async def kinds(self, ref: Job) -> list[str]:
         events = await self.plane.events(ref.id, 0, 1000)

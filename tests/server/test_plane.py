@@ -340,3 +340,29 @@ def test_whoever_was_named_is_told(tmp_path: Path) -> None:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_who_is_cancelled_before_it_has_a_process_never_gets_one(tmp_path: Path) -> None:
+    """Between the decision and the start there is a write to disk."""
+
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            for number in range(5):
+                job = await m.submit(f"touch {tmp_path}/ran-{number}; sleep 60", stop={"grace": "50s"})
+                await m.until(job, lambda job: bool(job.launches), "launched")
+                await m.plane.wish(job.id, "cancel", "me")
+                await m.ended(job, "cancelled")
+
+    play(story())
+
+
+def test_a_name_like_ours_is_in_nobodys_way(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            named = await m.submit(sleeper(tmp_path, "a"), name="job-2")
+            other = await m.ended(await m.submit("true"))
+            assert other.name != named.name
+            await m.plane.wish(named.id, "cancel", "me")
+            await m.ended(named, "cancelled")
+
+    play(story())

@@ -218,7 +218,7 @@ def job(plane: Plane, job: Job) -> JobAnswer:
 def _job(
     job: Job, active: Active | None = None, joined: frozenset[str] = frozenset(), eta_s: float | None = None
 ) -> JobAnswer:
-    reason, text = (active.ground.name, active.ground.text) if active else (str(job.phase), "")
+    reason, text = (active.reason.name, active.reason.text) if active else (str(job.phase), "")
     return JobAnswer(
         id=job.id,
         number=job.number,

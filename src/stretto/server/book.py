@@ -84,6 +84,14 @@ class Active:
     def number(self) -> int:
         return self.job.number
 
+    @property
+    def reason(self) -> Reasoned:
+        """Why it has the workers it has at this moment."""
+        if not self.target or self.job.workers or self.job.wish != "run":
+            return self.ground
+        several = f"{len(self.target)} workers" if len(self.target) > 1 else "1 worker"
+        return Said("starting", f"gets {several} as soon as the places are free ({self.ground.text})")
+
 
 class Listener(Protocol):
     def __call__(self, recorded: e.Recorded, job: Job | None) -> None: ...

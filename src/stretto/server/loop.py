@@ -360,7 +360,13 @@ class Loop:
         await asyncio.gather(*(self._start_one(active, event, len(events)) for event in events))
 
     async def _start_one(self, active: Active, event: e.Launched, size: int) -> None:
-        if event.launch not in self._launches:
+        worker = active.job.worker(event.worker)
+        if event.launch not in self._launches or worker is None:
+            return
+        if worker.leaving:
+            # It was asked to end while this was being written down, when there was nobody yet to ask.
+            text = "it was asked to end before it had started"
+            self._tell(Exit(launch=event.launch, how="signalled", status=15, text=text, at_s=self.clock()))
             return
         launch = self._helper_launch(active, event) if event.helper else self._worker_launch(active, event, size)
         try:

@@ -289,7 +289,7 @@ class Plane:
         request, now_s = file.request(), self.clock()
         return Job(
             number=number,
-            name=file.name or f"job-{number}",
+            name=file.name or self._free_name(f"job-{number}"),
             user=user,
             submitted_s=now_s,
             changed_s=now_s,
@@ -301,6 +301,12 @@ class Plane:
             max_workers=request.max_workers,
             secret=secrets.token_urlsafe(24),
         )
+
+    def _free_name(self, name: str) -> str:
+        """Somebody may have called a job of theirs as we would call this one."""
+        while name in self.book.names:
+            name += "-x"
+        return name
 
     # Jobs out.
 
@@ -342,7 +348,7 @@ class Plane:
             reason, target = str(job.phase), 0
             text = f"has {_ENDED[job.phase]}" + (f": {job.message}" if job.message else "")
         else:
-            reason, text, target = active.ground.name, active.ground.text, len(active.target)
+            reason, text, target = active.reason.name, active.reason.text, len(active.target)
         used = sum(len(a.job.workers) * a.job.width_milli for a in self.book) / 1000
         total = sum(node.devices for node in cluster.nodes if node.name not in cluster.drained)
         return Why(

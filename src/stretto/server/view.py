@@ -141,7 +141,8 @@ def _is_untouched(active: Active) -> bool:
 def _row(active: Active, most: int | None, estimates: Estimates, smallest: int) -> Row:
     job, progress = active.job, active.progress
     made_of = (
-        job, active.target, active.pool, active.wanted, progress.steps, progress.total, most, estimates, smallest
+        job, active.target, active.pool, active.wanted, progress.steps, progress.total, progress.paused_s, most,
+        estimates, smallest,
     )  # fmt: skip
     row: Row | None = active.row
     if row is None or row.made_of != made_of:
@@ -157,6 +158,8 @@ def _values(active: Active, most: int | None, estimates: Estimates, smallest: in
     high = asked.max_workers if most is None else min(asked.max_workers, most)
     left = math.nan if progress.total is None else max(0.0, float(progress.total - progress.steps))
     resize_s, start_s = _COSTS_S[job.level]
+    if progress.paused_s and job.resizes:
+        resize_s = progress.paused_s / job.resizes
     held = len(job.workers)
     return (
         job.number, estimates.klass(asked.klass), asked.priority, min(asked.requested, high), asked.min_workers, high,
