@@ -11,7 +11,7 @@ FIELDS = {
     "id", "number", "name", "user", "phase", "wish", "level", "queue", "priority", "labels", "message", "exit_code",
     "submitted_s", "started_s", "ended_s", "waited_s", "ran_s", "device_s", "workers", "target", "min_workers",
     "max_workers", "reason", "text", "steps", "total_steps", "rate", "eta_s", "metrics", "starts", "resizes",
-    "preemptions", "migrations", "failures", "spec",
+    "preemptions", "migrations", "paused_s", "failures", "spec",
 }  # fmt: skip
 
 

@@ -65,6 +65,7 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     resizes: int
     preemptions: int
     migrations: int
+    paused_s: float
     failures: int
     spec: dict[str, Any]
 
@@ -264,6 +265,7 @@ def _job(
         resizes=job.resizes,
         preemptions=job.preemptions,
         migrations=job.migrations,
+        paused_s=job.paused_s,
         failures=job.failures,
         spec=_shown(job.spec),
     )

@@ -192,14 +192,13 @@ def _end(job: Job) -> float:
 
 def table(runs: Sequence[Run]) -> list[str]:
     """Waiting, running and completion of each job, then the whole beside the bound."""
-    lines = [f"{'':<10} {'job':<8} {'waited':>8} {'ran':>8} {'done after':>11} {'resizes':>8} {'slot-seconds':>13}"]
+    heads = ("", "job", "waited", "ran", "done after", "resizes", "paused", "slot-seconds")
+    lines = [_row(heads)]
     for run in runs:
         for job in run.jobs:
-            name = job.name.removeprefix(f"{run.policy}-")
-            lines.append(
-                f"{run.policy:<10} {name:<8} {job.waited_s:>7.1f}s {job.ran_s:>7.1f}s"
-                f" {_end(job) - job.submitted_s:>10.1f}s {job['resizes']:>8} {job['device_s']:>13.1f}"
-            )
+            times = (job.waited_s, job.ran_s, _end(job) - job.submitted_s)
+            cells = (run.policy, job.name.removeprefix(f"{run.policy}-"), *(f"{time_s:.1f}s" for time_s in times))
+            lines.append(_row((*cells, str(job["resizes"]), f"{job['paused_s']:.2f}s", f"{job['device_s']:.1f}")))
     bound_s = bound(runs)
     lines += ["", f"{'':<10} {'all done':>9} {'mean completion':>16} {'slots in use':>13} {'over the bound':>15}"]
     for run in runs:
@@ -211,6 +210,11 @@ def table(runs: Sequence[Run]) -> list[str]:
         f"{'bound':<10} {bound_s:>8.1f}s   no schedule is faster: the fewest slot-seconds seen, over {SLOTS} slots"
     )
     return lines
+
+
+def _row(cells: Sequence[str]) -> str:
+    widths = (-10, -8, 8, 8, 11, 8, 8, 13)
+    return " ".join(f"{c:<{-wide}}" if wide < 0 else f"{c:>{wide}}" for c, wide in zip(cells, widths, strict=True))
 
 
 def bound(runs: Sequence[Run]) -> float:
