@@ -366,3 +366,69 @@ def test_a_name_like_ours_is_in_nobodys_way(tmp_path: Path) -> None:
             await m.ended(named, "cancelled")
 
     play(story())
+
+
+def test_a_policy_that_is_changed_while_it_thinks_leaves_nothing_behind(tmp_path: Path) -> None:
+    """What one policy remembers is never shown to the next."""
+
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            for first, second in (
+                ("round-robin", "stretto"),
+                ("themis", "stretto"),
+                ("round-robin", "elastic-tiresias"),
+            ):
+                for _ in range(6):
+                    await m.plane.set_policy(first, {}, None, "me")
+                    one = await m.submit("true")
+                    await m.plane.set_policy(second, {}, None, "me")
+                    await m.ended(await m.submit("true"))
+                    await m.ended(one)
+                    assert m.plane.ready == ""
+
+    play(story())
+
+
+@pytest.mark.parametrize("policy", ["fifo", "gang", "stretto", "priority"])
+def test_a_job_can_be_scaled_under_every_kind_of_policy(tmp_path: Path, policy: str) -> None:
+    """Also to sizes that it does not have now; others are not held up by it."""
+
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x4", policy=policy) as m:
+            job = await m.submit(sleeper(tmp_path, "a"), elastic={"min": 1, "max": 4}, level="restart")
+            await m.running(job, 4)
+            await m.plane.scale(job.id, 2, 2, "me")
+            await m.running(job, 2)
+            await m.ended(await m.submit("true"))
+            await m.plane.scale(job.id, 4, 4, "me")
+            await m.running(job, 4)
+            assert m.plane.ready == ""
+            await m.plane.wish(job.id, "cancel", "me")
+            await m.ended(job, "cancelled")
+
+    play(story())
+
+
+def test_a_script_that_never_joins_runs_no_more_often_than_it_has_workers(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x2") as m:
+            line = f"echo x >> {tmp_path}/side; exit 0"
+            job = await m.ended(await m.submit(line, elastic={"min": 1, "max": 2}))
+            assert (tmp_path / "side").read_text().split() == ["x", "x"]
+            assert "never joined" in job.message
+
+    play(story())
+
+
+def test_a_drained_machine_is_named_and_has_a_forecast(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x1") as m:
+            await m.plane.drain("local", True, "me")
+            job = await m.submit("true")
+            (told,) = await m.plane.forecast()
+            assert (told.start_s, told.end_s) == (None, None)
+            assert "drained node: local" in (await m.plane.why(job.id)).text
+            await m.plane.drain("local", False, "me")
+            await m.ended(job)
+
+    play(story())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import secrets
 import time
@@ -25,11 +26,13 @@ from stretto.errors import StrettoError
 from stretto.jobs import events as e
 from stretto.jobs.model import Job, Seat, Worker
 from stretto.server import asked, deciding, reconcile, view
-from stretto.server.book import Active, Book
+from stretto.server.book import Active, Book, Said
 from stretto.server.drivers import driver_for
 from stretto.server.drivers.base import Driver, End, Fault, Surroundings
 from stretto.server.estimates import Estimates
 from stretto.server.view import Cluster, Hold, Quota
+
+_log = logging.getLogger("stretto.server")
 
 _RECORD_PROGRESS_S = 10.0
 _BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 300.0
@@ -188,21 +191,19 @@ class Loop:
         for number, hold in self.holds.items():
             self._hold(self.book.jobs[number], hold)
         snapshot = view.snapshot(shown, self.cluster, self.estimates, now_s, most)
-        seats = {active.number: active.target for active in shown if active.target}
-        rules = self.rules
+        seats = {active.number: view.kept(active, most.get(active.number)) for active in shown if active.target}
+        policy, place = self.rules.policy, self.rules.placement
         try:
-            outcome = await asyncio.to_thread(
-                deciding.decide, rules.policy, self.memory, rules.placement, snapshot, seats
-            )
+            outcome = await asyncio.to_thread(deciding.decide, policy, self.memory, place, snapshot, seats)
         except StrettoError as error:
-            # The policy's fault: what runs goes on as it is, and everybody can read why.
-            self.trouble, self._wake_s = str(error), math.inf
+            self._be_in_trouble(policy, error)
+            return
+        if policy is not self.rules.policy:
+            # Another one was chosen meanwhile; what this one remembers means nothing to it.
+            self._must_decide = True
             return
         self.decisions += 1
         self.trouble = ""
-        if rules is not self.rules or rules.policy is not self.rules.policy:
-            self._must_decide = True
-            return
         self.memory, self._wake_s = outcome.memory, outcome.wake_s
         for number, verdict in outcome.verdicts.items():
             active = self.book.active(number)
@@ -212,6 +213,19 @@ class Loop:
                 self._apply(active, verdict)
             else:
                 active.ground = verdict.ground
+
+    def _be_in_trouble(self, policy: Policy, error: StrettoError) -> None:
+        """The policy's fault: what runs goes on as it is, and everybody can read why. It is asked once more without
+        what it remembered."""
+        if policy is not self.rules.policy or self.memory is not None:
+            self.memory, self._must_decide = None, True
+            return
+        if str(error) != self.trouble:
+            _log.warning("no decision could be made: %s", error)
+        self.trouble, self._wake_s = str(error), math.inf
+        for active in self.book:
+            if not active.target and active.number not in self.holds:
+                active.ground = Said("trouble", f"waits: {error.message}")
 
     def _apply(self, active: Active, verdict: deciding.Verdict) -> None:
         if active.job.wish != "run" or len(verdict.seats) > active.request.max_workers:

@@ -349,6 +349,9 @@ class Plane:
             text = f"has {_ENDED[job.phase]}" + (f": {job.message}" if job.message else "")
         else:
             reason, text, target = active.reason.name, active.reason.text, len(active.target)
+        drained = sorted(cluster.drained)
+        if drained and not job.workers and active is not None:
+            text = f"{text}; drained {'nodes' if len(drained) > 1 else 'node'}: {', '.join(drained)}"
         used = sum(len(a.job.workers) * a.job.width_milli for a in self.book) / 1000
         total = sum(node.devices for node in cluster.nodes if node.name not in cluster.drained)
         return Why(

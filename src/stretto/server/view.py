@@ -17,7 +17,7 @@ import numpy as np
 
 from stretto.backends.protocol import Node
 from stretto.core.snapshot import GPU, IntArray, Nodes, Snapshot
-from stretto.jobs.model import Job
+from stretto.jobs.model import Job, Seat
 from stretto.server.book import Active
 from stretto.server.estimates import Estimates, Shape
 
@@ -94,7 +94,7 @@ def snapshot(
         curve=curve,
         demand=demand,
         is_service=is_service,
-        placed=_placed(jobs, nodes),
+        placed=_placed(jobs, nodes, most),
         step=step if (step != 1).any() else None,
         **columns,
     )
@@ -153,6 +153,16 @@ def _row(active: Active, most: int | None, estimates: Estimates, smallest: int) 
     return row
 
 
+def kept(active: Active, most: int | None) -> tuple[Seat, ...]:
+    """The seats that it may keep: none if it has fewer than it may have by now, not all if it has more."""
+    seats, asked = active.target, active.request
+    high = asked.max_workers if most is None else min(asked.max_workers, most)
+    if asked.min_workers <= len(seats) <= high and asked.step == 1:
+        return seats
+    sizes = [size for size in asked.sizes() if size <= min(len(seats), high)]
+    return seats[: sizes[-1]] if sizes else ()
+
+
 def _values(active: Active, most: int | None, estimates: Estimates, smallest: int) -> tuple[float, ...]:
     job, asked, progress = active.job, active.request, active.progress
     high = asked.max_workers if most is None else min(asked.max_workers, most)
@@ -160,10 +170,10 @@ def _values(active: Active, most: int | None, estimates: Estimates, smallest: in
     resize_s, start_s = _COSTS_S[job.level]
     if progress.paused_s and job.resizes:
         resize_s = progress.paused_s / job.resizes
-    held = len(job.workers)
+    held, seats = len(job.workers), len(kept(active, most))
     return (
         job.number, estimates.klass(asked.klass), asked.priority, min(asked.requested, high), asked.min_workers, high,
-        asked.step, asked.fixed_milli, len(active.target), active.pool if active.target else -1, active.wanted,
+        asked.step, asked.fixed_milli, seats, active.pool if seats else -1, active.wanted,
         job.starts + job.resizes, asked.share_milli(smallest), *asked.demand,
         job.submitted_s, job.submitted_s + asked.deadline_s, resize_s, start_s, left, 0.0, progress.steps,
         job.ran_s, job.device_s, job.waited_s, math.nan if job.started_s is None else job.started_s, job.changed_s,
@@ -189,12 +199,12 @@ def _shape(active: Active) -> Shape:
     return Shape(active.number, asked.klass, asked.min_workers, asked.max_workers, asked.pools, dear)
 
 
-def _placed(jobs: Sequence[Active], nodes: Nodes) -> IntArray:
+def _placed(jobs: Sequence[Active], nodes: Nodes, most: Mapping[int, int]) -> IntArray:
     """[job, node] targets. A job that was asked to move counts as if it were there: placements keep what is placed."""
     at = {name: i for i, name in enumerate(nodes.name)}
     placed = np.zeros((len(jobs), len(nodes.name)), np.int64)
     for j, active in enumerate(jobs):
-        for seat in active.target:
+        for seat in kept(active, most.get(active.number)) if active.target else ():
             node = active.job.node or seat.node
             if node in at:
                 placed[j, at[node]] += 1

@@ -17,6 +17,7 @@ from stretto.core.decision import Memory
 from stretto.core.estimate.remaining import expected_steps
 from stretto.core.policy import Policy
 from stretto.core.snapshot import FloatArray, Snapshot
+from stretto.errors import PolicyError
 from stretto.sim.general import Engine
 from stretto.sim.trace import Trace
 from stretto.sim.world import Settings
@@ -60,7 +61,11 @@ def _run(view: Snapshot, policy: Policy, memory: Memory) -> tuple[FloatArray, Fl
     jobs.started_s = np.where(view.workers > 0, view.started_s - view.now_s, np.nan)
     jobs.refresh()
     engine.wake_s = 0.0
-    result = engine.run()
+    try:
+        result = engine.run()
+    except PolicyError:
+        # Nothing more will happen as things are (a drained cluster, say): what did until then is known.
+        result = engine.result()
     return result.start_s, result.finish_s
 
 

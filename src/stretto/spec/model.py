@@ -33,6 +33,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value):
         raise ValueError(f"{value!r} is not a name; use up to 63 lower-case letters, digits, '-' and '.'")
+    if value.isdecimal():
+        raise ValueError(f"{value!r} is a number, as jobs have anyway; put a letter into the name")
     return value
 
 

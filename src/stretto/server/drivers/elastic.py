@@ -38,6 +38,8 @@ class ElasticDriver(Driver):
         self._mark: tuple[int, int, float] | None = None
         self._committed = (0, surroundings.clock())
         self._failed_exit: tuple[Worker, Exit] | None = None
+        self._never_joined = False
+        """Its script has ended without a word to us: it is not elastic, and not started anew in another's place."""
 
     @property
     def state(self) -> State:
@@ -52,6 +54,8 @@ class ElasticDriver(Driver):
 
     @property
     def ending(self) -> bool:
+        if self._never_joined:
+            return True
         return self.end is not None or self.state.over or any(w.finished for w in self.state.workers.values())
 
     def environment(self, worker: str, seat: Seat, member: int, size: int) -> dict[str, str]:
@@ -91,6 +95,8 @@ class ElasticDriver(Driver):
         self.coordination.exited(worker.name)
         if exit.how == "exited" and exit.status not in (0, EVICTED_CODE) and self._failed_exit is None:
             self._failed_exit = worker, exit
+        if exit.how == "exited" and exit.status == 0 and not worker.leaving and self.state.named(worker.name) is None:
+            self._never_joined = True
         if self.end is None:
             self.end = self._judge(worker, exit, left)
         if self.end is not None:
@@ -116,8 +122,12 @@ class ElasticDriver(Driver):
         if left or exit.how != "exited" or exit.status != 0 or worker.leaving:
             return None
         known = state.named(worker.name)
-        # Who never said a word was no elastic script; who left was sent away from outside, and its job goes on.
-        return End("succeeded", "", 0) if known is None or known.finished else None
+        if known is None:
+            times = self.active.job.launches
+            said = f"its script never joined the job, and ran {times} times" if times > 1 else ""
+            return End("succeeded", said, 0)
+        # Who left was sent away from outside, and its job goes on.
+        return End("succeeded", "", 0) if known.finished else None
 
     def _is_known(self, name: str) -> bool:
         worker = self.state.named(name)
