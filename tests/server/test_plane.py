@@ -432,3 +432,46 @@ def test_a_drained_machine_is_named_and_has_a_forecast(tmp_path: Path) -> None:
             await m.ended(job)
 
     play(story())
+
+
+def test_a_mistake_of_ours_does_not_stop_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stretto.server import view
+
+    right, failed = view.held, []
+
+    def wrong_once(*arguments: Any) -> Any:
+        if not failed:
+            failed.append(True)
+            raise ZeroDivisionError("a mistake")
+        return right(*arguments)
+
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            monkeypatch.setattr(view, "held", wrong_once)
+            await m.ended(await m.submit("true"))
+            assert failed
+
+    play(story())
+
+
+def test_a_job_over_its_time_is_waited_for_without_haste(tmp_path: Path) -> None:
+    """While it takes its time to end, the loop sleeps."""
+    stubborn = "import signal, time; signal.signal(15, lambda *_: (time.sleep(1), exit(0))); time.sleep(60)"
+
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            (tmp_path / "s.py").write_text(stubborn)
+            turns = 0
+            turn = m.plane.loop._turn
+
+            async def counted() -> None:
+                nonlocal turns
+                turns += 1
+                await turn()
+
+            m.plane.loop._turn = counted  # type: ignore[method-assign]
+            job = await m.ended(await m.submit("python s.py", stop={"after": "300ms", "grace": "20s"}), "failed")
+            assert "stop.after" in job.message
+            assert turns < 100
+
+    play(story())

@@ -37,6 +37,7 @@ _log = logging.getLogger("stretto.server")
 _RECORD_PROGRESS_S = 10.0
 _BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 300.0
 _FAILED_GRACE_S = 5.0
+_AFTER_MISTAKE_S = 1.0
 _LOG_TAIL = 20
 
 
@@ -94,6 +95,8 @@ class Loop:
         self._wake_s = math.inf
         self._must_decide = True
         self._adopting = False
+        self._not_before_s = 0.0
+        """The next decision comes no earlier: they must not take up all the time there is."""
         self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -121,23 +124,29 @@ class Loop:
             self._adopting = False
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. A mistake of ours must not stop it: it is said, and everything is looked at again."""
         self._must_decide = True
-        not_before_s = 0.0
         while True:
-            await self._wait(not_before_s)
-            self._woken.clear()
-            now_s = self.clock()
-            self._kill_overdue(now_s)
-            self._end_overdue(now_s)
-            self._must_decide = self._must_decide or any(hold.until_s <= now_s for hold in self.holds.values())
-            if (self._must_decide or now_s >= self._wake_s) and now_s >= not_before_s:
-                self._must_decide = False
-                began_s = time.monotonic()
-                await self._decide()
-                self.decision_s = time.monotonic() - began_s
-                not_before_s = self.clock() + 2 * self.decision_s
-            self._act()
+            try:
+                await self._wait()
+                await self._turn()
+            except Exception:
+                _log.exception("a turn of the scheduling loop failed")
+                self._must_decide = True
+                await asyncio.sleep(_AFTER_MISTAKE_S)
+
+    async def _turn(self) -> None:
+        self._woken.clear()
+        now_s = self.clock()
+        self._kill_overdue(now_s)
+        self._end_overdue(now_s)
+        if now_s >= self._ask_s():
+            self._must_decide = False
+            began_s = time.monotonic()
+            await self._decide()
+            self.decision_s = time.monotonic() - began_s
+            self._not_before_s = self.clock() + 2 * self.decision_s
+        self._act()
 
     async def close(self) -> None:
         """Let go; the workers go on."""
@@ -162,10 +171,14 @@ class Loop:
 
     # Waiting.
 
-    async def _wait(self, not_before_s: float) -> None:
+    def _ask_s(self) -> float:
+        """When the policy is asked next, as things are."""
+        held_s = min((hold.until_s for hold in self.holds.values()), default=math.inf)
+        return max(self._not_before_s, 0.0 if self._must_decide else min(self._wake_s, held_s))
+
+    async def _wait(self) -> None:
         """Until somebody wakes us, or a decision or a deadline is due."""
-        ask_s = not_before_s if self._must_decide else max(self._wake_s, not_before_s)
-        left_s = min(ask_s, self._next_due_s()) - self.clock()
+        left_s = min(self._ask_s(), self._next_due_s()) - self.clock()
         if left_s <= 0:
             await asyncio.sleep(0)
             return
@@ -173,7 +186,7 @@ class Loop:
             await asyncio.wait_for(self._woken.wait(), None if math.isinf(left_s) else left_s)
 
     def _next_due_s(self) -> float:
-        times = [*self._deadlines.values(), *(hold.until_s for hold in self.holds.values())]
+        times = list(self._deadlines.values())
         for active in self.book:
             if active.job.workers:
                 times.append(self._limit_s(active))
@@ -546,14 +559,16 @@ class Loop:
 
     def _end_overdue(self, now_s: float) -> None:
         for active in self.book:
-            if active.job.workers and now_s >= self._limit_s(active) and active.job.wish == "run":
+            if active.job.workers and now_s >= self._limit_s(active):
                 driver = self._driver(active)
                 driver.end = End("failed", f"ran longer than its limit of {active.file.stop.after:g} s (stop.after)")
                 self.wake(decide=False)
 
     def _limit_s(self, active: Active) -> float:
         """When its run time reaches its limit."""
-        if active.file.stop.after is None or not active.job.workers:
+        driver = self.drivers.get(active.number)
+        over = active.job.wish != "run" or (driver is not None and driver.end is not None)
+        if active.file.stop.after is None or not active.job.workers or over:
             return math.inf
         return active.job.changed_s + max(0.0, active.file.stop.after - active.job.ran_s)
 
