@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Coroutine
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +18,9 @@ import pytest
 from machine import Machine, machine_of
 
 from stretto.errors import Conflict, Impossible, NotFound
+from stretto.jobs.events import Migrated
 from stretto.jobs.model import Job
+from stretto.store import StoreError
 
 
 def play(story: Coroutine[Any, Any, None]) -> None:
@@ -475,3 +479,63 @@ def test_a_job_over_its_time_is_waited_for_without_haste(tmp_path: Path) -> None
             assert turns < 100
 
     play(story())
+
+
+def test_a_job_that_restarts_moves_by_stop_and_start_and_its_cost_is_told(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "2x2") as m:
+            job = await m.submit(sleeper(tmp_path, "a"), workers=2, level="restart")
+            await there(tmp_path / "a")
+            now = await m.running(job, 2)
+            here = now.workers[0].seat.node
+            target = next(node.name for node in m.plane.backend.nodes() if node.name != here)
+            await m.plane.migrate(job.id, target, "me")
+            moved = await m.until(job, lambda job: job.migrations == 1, "moved")
+            assert {worker.seat.node for worker in moved.workers} == {target}
+            await m.plane.book.settled()
+            events = [one.event for one in await m.plane.events(job.id, 0, 1000)]
+            (told,) = (event for event in events if isinstance(event, Migrated))
+            assert told.node == target
+            assert told.paused_s > 0
+            await m.plane.wish(job.id, "cancel", "me")
+            await m.ended(job, "cancelled")
+
+    play(story())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a small file system to fill can only be mounted by root")
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """Nothing is accepted while there is no room, what was accepted ends, and afterwards all goes on."""
+    data = tmp_path / "data"
+    data.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(data)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x2") as m:
+            before = await m.submit(f"until [ -e {tmp_path}/go ]; do sleep 0.05; done", name="before")
+            await m.running(before, 1)
+            filler = data / "filler"
+            with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(b"x" * 4096):
+                    pass
+            refused = 0
+            for number in range(200):
+                try:
+                    await m.submit("true", name=f"while-{number}")
+                except StoreError:
+                    refused += 1
+                    if refused > 3:
+                        break
+            assert refused > 3
+            (tmp_path / "go").touch()
+            filler.unlink()
+            await m.ended(before)
+            await m.ended(await m.submit("true", name="after"))
+            assert m.plane.store.verify() == []
+
+    try:
+        play(story())
+    finally:
+        subprocess.run(["umount", "-l", str(data)], check=False)

@@ -24,6 +24,12 @@ class LaunchError(StrettoError):
     code = "launch"
 
 
+class LaunchFault(LaunchError):
+    """Nothing runs, and it is the machine's fault: no room on the disk, no more processes. It may work later."""
+
+    code = "launch-fault"
+
+
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A machine, or what a machine presents as one."""
 

@@ -108,6 +108,8 @@ class Book:
         """Told of every event once it is durable, in order."""
         self.trouble = ""
         """Why the store cannot write at the moment."""
+        self.recovered: Callable[[], None] = lambda: None
+        """Called when it can again."""
         self._waiting: list[tuple[list[Entry], asyncio.Future[None]]] = []
         self._pump: asyncio.Task[None] | None = None
 
@@ -203,7 +205,9 @@ class Book:
                 self.trouble = str(error)
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            self.trouble = ""
+            recovered, self.trouble = bool(self.trouble), ""
+            if recovered:
+                self.recovered()
             del self._waiting[: len(batch)]
             self._tell(entries, seqs)
             for _, future in batch:

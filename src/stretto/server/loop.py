@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from stretto.backends.local.restart import last_traceback
-from stretto.backends.protocol import Backend, Exit, Launch, LaunchError, News, Started
+from stretto.backends.protocol import Backend, Exit, Launch, LaunchError, LaunchFault, News, Started
 from stretto.core.decision import Memory
 from stretto.core.policy import Policy
 from stretto.errors import StrettoError
@@ -399,7 +399,8 @@ class Loop:
         try:
             await self.backend.launch(launch)
         except LaunchError as error:
-            self._tell(Exit(launch=event.launch, how="refused", text=str(error), at_s=self.clock()))
+            how: Literal["lost", "refused"] = "lost" if isinstance(error, LaunchFault) else "refused"
+            self._tell(Exit(launch=event.launch, how=how, text=str(error), at_s=self.clock()))
 
     def _worker_launch(self, active: Active, event: e.Launched, size: int) -> Launch:
         job, file, driver = active.job, active.file, self._driver(active)
@@ -458,6 +459,7 @@ class Loop:
             if active is not None and worker is not None:
                 event = e.Running(worker=name, launch=news.launch, pid=news.pid, how=news.how, why=news.why)
                 self.book.record(number, event)
+                self.wake(decide=False)
             return
         self._launches.pop(news.launch, None)
         self._deadlines.pop(news.launch, None)

@@ -41,6 +41,7 @@ from stretto.spec.model import MOST_WORKERS, JobFile
 from stretto.store import Page, Query, Store
 
 _MOST_FORESEEN = 2_000
+_LAST_WRITES_S = 5.0
 _BEHIND = 10_000
 """A listener that is so many events behind is cut off: it can come back and read them from the store."""
 
@@ -155,6 +156,7 @@ class Plane:
         self._watches: set[Watch] = set()
         self._fitting: tuple[tuple[Node, ...], set[object]] = (), set()
         """Shapes of jobs that are known to be possible on these nodes."""
+        self.book.recovered = lambda: self.loop.wake(decide=True)
         self.book.listeners += [self._publish, Notifier(self.loop.spawn)]
 
     async def open(self) -> None:
@@ -171,7 +173,9 @@ class Plane:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._running
         await self.loop.close()
-        await self.book.settled()
+        with contextlib.suppress(TimeoutError):
+            # A store that cannot write now will not be waited for: the backend tells the next server what happened.
+            await asyncio.wait_for(self.book.settled(), _LAST_WRITES_S)
         await self.book.close()
         self.dismiss()
 

@@ -30,7 +30,7 @@ from stretto.backends.local import containment, supervisor
 from stretto.backends.local.forkserver import ForkFailed, ForkServer, ForkServers
 from stretto.backends.local.machine import Machine
 from stretto.backends.local.runs import Runs, lost, spawn
-from stretto.backends.protocol import Exit, Launch, LaunchError, News, Node, Started
+from stretto.backends.protocol import Exit, Launch, LaunchError, LaunchFault, News, Node, Started
 
 T = TypeVar("T")
 
@@ -192,7 +192,7 @@ class LocalBackend:
         try:
             self.runs.create(launch, env, self._machine.affinity(launch), **words)
         except OSError as error:
-            raise LaunchError(f"{error.filename or self.runs.folder}: {error.strerror}") from None
+            raise LaunchFault(f"{error.filename or self.runs.folder}: {error.strerror}") from None
         except ValueError as error:
             raise LaunchError(str(error)) from None
         return env
