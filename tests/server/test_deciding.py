@@ -35,7 +35,8 @@ def active(number: int, target: tuple[Seat, ...] = (), user: str = "me", **field
     request = file.request()
     job = Job(
         number=number, name=file.name or f"job-{number}", user=user, submitted_s=NOW_S - 100 + number,
-        changed_s=NOW_S - 100 + number, spec={}, context=Context(cwd="/"), level=asked.level_of(file),
+        changed_s=NOW_S - 100 + number, spec={}, context=Context(cwd="/"),
+        level="service" if request.is_service else request.level,
         width_milli=request.width_milli, min_workers=request.min_workers, max_workers=request.max_workers,
     )  # fmt: skip
     found = Active(job, file, asked.request_of(job, file), target)

@@ -14,7 +14,7 @@ import msgspec
 
 from stretto.backends.protocol import SHELL
 from stretto.core.request import JobRequest
-from stretto.jobs.model import Job, Level
+from stretto.jobs.model import Job
 from stretto.spec.model import JobFile
 
 _SHELL = re.compile(r"[|&;<>()$`\\*?\[\]#~{}!\n]|^\s*\w+=")
@@ -45,10 +45,6 @@ _BASE = (
     *("VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "XDG_CACHE_HOME"),
 )
 """Variables that a job has from the server where it does not bring them along."""
-
-
-def level_of(file: JobFile) -> Level:
-    return "service" if file.is_service else file.request().level
 
 
 def request_of(job: Job, file: JobFile) -> JobRequest:

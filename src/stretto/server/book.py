@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from stretto.core.request import JobRequest
 from stretto.jobs import events as e
 from stretto.jobs import lifecycle
@@ -115,7 +117,8 @@ class Book:
 
     def load(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            self._enter(job, JobFile.model_validate(job.spec))
+            file = JobFile.model_validate(job.spec)
+            self._enter(job, file, request_of(job, file))
 
     def active(self, number: int) -> Active | None:
         return self.jobs.get(number)
@@ -123,19 +126,22 @@ class Book:
     def __iter__(self) -> Iterator[Active]:
         return iter(list(self.jobs.values()))
 
-    async def submit(self, job: Job, file: JobFile, key: str, digest: str) -> Active:
-        """Take a job in. Raises `StoreError`, and then nothing was accepted."""
+    async def submit(self, job: Job, file: JobFile, request: JobRequest, key: str, digest: str) -> Active:
+        """Take a job in. Raises `StoreError`, and then nothing was accepted. What was begun is completed, though
+        whoever asked for it may have gone."""
         event = e.Submitted(job=job, key=key, digest=digest)
-        entry = Entry(job.submitted_s, event, job)
         # Its name is taken from now on; nobody sees it before it is durable.
         self.names[job.name] = job.number
+        return await asyncio.shield(self._submit(Entry(job.submitted_s, event, job), job, file, request))
+
+    async def _submit(self, entry: Entry, job: Job, file: JobFile, request: JobRequest) -> Active:
         try:
             seqs = await asyncio.wrap_future(self.store.append([entry]))
         except BaseException:
             if self.names.get(job.name) == job.number:
                 del self.names[job.name]
             raise
-        active = self._enter(job, file)
+        active = self._enter(job, file, msgspec.structs.replace(request, name=job.name))
         self._tell([entry], seqs)
         return active
 
@@ -171,8 +177,8 @@ class Book:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._pump
 
-    def _enter(self, job: Job, file: JobFile) -> Active:
-        active = self.jobs[job.number] = Active(job, file, request_of(job, file))
+    def _enter(self, job: Job, file: JobFile, request: JobRequest) -> Active:
+        active = self.jobs[job.number] = Active(job, file, request)
         active.progress.steps, active.progress.total = job.steps, job.total_steps
         active.progress.metrics, active.progress.paused_s = dict(job.metrics), job.paused_s
         active.target = tuple(sorted(worker.seat for worker in job.workers if not worker.leaving))

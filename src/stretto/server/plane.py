@@ -221,26 +221,26 @@ class Plane:
         return self._current(job)
 
     async def _accept(self, file: JobFile, context: Context, user: str, key: str, digest: str) -> Job:
-        self.check(file, user)
+        request = self.check(file, user)
         number = self._next
-        job = self._new_job(number, file, context, user)
+        job = self._new_job(number, file, request, context, user)
         if (holder := self.book.names.get(job.name)) is not None:
             raise Conflict(
                 f"the name {job.name!r} is taken by job {holder}, which has not ended",
                 hint="give it another name, or wait for it, or cancel it",
             )
         self._next += 1
-        active = await self.book.submit(job, file, key, digest)
+        active = await self.book.submit(job, file, request, key, digest)
         self.loop.wake(decide=True, act=False)
         return active.job
 
     def preview(self, file: JobFile, context: Context, user: str) -> Job:
         """The job that this would be; its number is 0. Raises what is wrong with it."""
-        self.check(file, user)
-        return self._new_job(0, file, context, user)
+        return self._new_job(0, file, self.check(file, user), context, user)
 
-    def check(self, file: JobFile, user: str) -> None:
-        """Whether it could be accepted; raises what is wrong with it."""
+    def check(self, file: JobFile, user: str) -> JobRequest:
+        """What it asks for, if it could be accepted; raises what is wrong with it."""
+        request = file.request()
         if file.roles:
             raise UsageError("roles: fixed roles beside the workers cannot be run yet", hint="leave out roles")
         missing = [name for name in file.after if name not in self.book.names and not self.store.latest(name)]
@@ -254,15 +254,16 @@ class Plane:
                     f"{user} has {mine} jobs that have not ended, and may have {quota.jobs}",
                     hint="wait for some of them, or cancel some",
                 )
-        self._check_possible(file.request())
+        self._check_possible(request)
         services.check(file, self.book, self.loop.environment)
         if quota is not None and quota.devices is not None:
-            need = file.request().min_workers * file.request().width_milli / 1000
+            need = request.min_workers * request.width_milli / 1000
             if need > quota.devices:
                 raise Impossible(
                     f"it needs {need:g} devices at least, and {user} may have {quota.devices:g} at a time",
                     hint="ask for fewer workers, or for a larger quota",
                 )
+        return request
 
     def _check_possible(self, request: JobRequest) -> None:
         """Whether its minimum would fit if nobody else were here. What fitted once need not be tried again."""
@@ -289,8 +290,8 @@ class Plane:
             hint="ask for fewer workers or less per worker" + ("" if pools else f"; types here: {cluster.pools}"),
         )
 
-    def _new_job(self, number: int, file: JobFile, context: Context, user: str) -> Job:
-        request, now_s = file.request(), self.clock()
+    def _new_job(self, number: int, file: JobFile, request: JobRequest, context: Context, user: str) -> Job:
+        now_s = self.clock()
         return Job(
             number=number,
             name=file.name or self._free_name(f"job-{number}"),
@@ -299,7 +300,7 @@ class Plane:
             changed_s=now_s,
             spec=file.model_dump(mode="json", exclude_unset=True),
             context=context,
-            level=asked.level_of(file),
+            level="service" if request.is_service else request.level,
             width_milli=request.width_milli,
             min_workers=request.min_workers,
             max_workers=request.max_workers,
@@ -385,8 +386,7 @@ class Plane:
 
     async def foresee(self, file: JobFile, context: Context, user: str) -> Foreseen:
         """The same for a job that was not submitted; raises what would be wrong with it."""
-        self.check(file, user)
-        job = self._new_job(self._next, file, context, user)
+        job = self._new_job(self._next, file, self.check(file, user), context, user)
         probe = Active(job, file, asked.request_of(job, file))
         return next(one for one in await self._foresee([probe]) if one.job == job.number)
 
