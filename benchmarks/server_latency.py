@@ -1,5 +1,7 @@
 """How long it takes from a submission to the first step, and from a job's end to the first step on its slots.
 
+*Reaction.* From a submission to its launch and from a cancellation to the signal, by the server's events.
+
 *Submission.* The same script with one optimizer step is started in turns in three ways, and measured from the call to
 the moment after its step: as a job of a running server (from `Client.submit`: durable, scheduled, launched, joined),
 forked from a warm interpreter by the runtime alone (`benchmarks/first_step.py`), and as `python train.py` by hand.
@@ -32,7 +34,7 @@ from stretto.backends.local.launch import launch
 from stretto.client import Client
 
 SCRIPT = Path(__file__).parent / "scripts" / "first_step.py"
-MORE_S, FREED_S = 0.15, 1.0
+REACTION_S, MORE_S, FREED_S = 0.05, 0.15, 1.0
 FOR_EVER = 1_000_000
 
 
@@ -47,8 +49,38 @@ def main() -> None:
         with serving(folder, "--nodes", "1x2") as server, ForkServer(cache=folder) as warm, server.client() as client:
             if not warm.wait_ready():
                 sys.exit(f"no fork server: {warm.failure}")
+            reaction(client, given.rounds)
             submission(client, warm, folder, given.rounds)
             freed(client, folder, given.rounds)
+
+
+# From what happens to what is done about it.
+
+
+def reaction(client: Client, rounds: int) -> None:
+    """By the server's own events: from a submission to its launch, and from a cancellation to the worker's signal."""
+    times = {"submission to launch": [], "cancellation to signal": []}  # type: dict[str, list[float]]
+    for _ in range(rounds):
+        job = client.submit({"run": ["sleep", "60"]}, cwd="/")
+        until(lambda number=job.number: any(one["pid"] for one in client.job(number).workers), "a process")
+        client.cancel(job)
+        client.wait(job, timeout_s=60)
+        at_s = {event.kind: event.at_s for event in reversed(client.events(job))}
+        times["submission to launch"].append(at_s["launched"] - at_s["submitted"])
+        times["cancellation to signal"].append(at_s["leaving"] - at_s["wished"])
+    for name, some in times.items():
+        told(name, some)
+    report(
+        "server_latency_reaction",
+        ours=max(ms(some) for some in times.values()),
+        peer=None,
+        ratio=None,
+        unit="ms from a submission to its launch, or a cancellation to the signal (the slower)",
+        goal=f"below {REACTION_S * 1e3:g}",
+        ok=all(statistics.median(some) < REACTION_S for some in times.values()),
+        most=round(max(max(some) for some in times.values()) * 1e3, 1),
+        rounds=rounds,
+    )
 
 
 # From a submission to the first step.

@@ -80,7 +80,8 @@ async def machine_of(
     data.mkdir(exist_ok=True)
     found = machine.discover(shape, gpus=[])
     store = Store.open(str(data / "stretto.db"), clock=time.time)  # noqa: TID251
-    backend = LocalBackend(data, found.nodes, machine=found, warm=more.pop("warm", False))
+    warm, away_s = more.pop("warm", False), more.pop("away_s", 600.0)
+    backend = LocalBackend(data, found.nodes, machine=found, warm=warm, away_s=away_s)
     port = 0
     plane = Plane(
         data, store, backend, url=lambda: f"ws://127.0.0.1:{port}", clock=time.time, policy=policy, **more  # noqa: TID251

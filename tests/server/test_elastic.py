@@ -194,3 +194,22 @@ def test_a_script_that_never_joins_is_a_program_like_any_other(tmp_path: Path) -
             assert "just this" in m.logs(job)
 
     asyncio.run(story())
+
+
+def test_without_a_server_it_stops_at_a_checkpoint_and_goes_on_with_the_next(tmp_path: Path, script: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x2", warm=True, away_s=1.0) as m:
+            job = await train(m, 150)
+            before = await stepping(m, await m.running(job, 2), 20)
+        async with asyncio.timeout(60):
+            while any(os.path.exists(f"/proc/{worker.pid}") for worker in before.workers):
+                await asyncio.sleep(0.05)
+        (tmp_path / "hurry").touch()
+        async with machine_of(tmp_path, "1x2", warm=True) as m:
+            done = await m.ended(job)
+            assert done.starts == 2
+            assert result(m, done)[1] == 600
+            assert "begins again" not in m.logs(done)
+            check_ledger(m, done, 150)
+
+    asyncio.run(story())
