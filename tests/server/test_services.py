@@ -392,9 +392,11 @@ def test_it_gets_requests_only_when_it_is_healthy(tmp_path: Path) -> None:
 
 @needs_haproxy
 def test_training_gives_way_to_load_without_losing_a_step_and_gets_its_room_back(tmp_path: Path) -> None:
-    port, epochs = a_port(), 150
+    port, epochs = a_port(), 400
     # A step takes as long as its slice is large: more workers are worth having.
-    (tmp_path / "train.py").write_text(SCRIPT.replace("time.sleep(pause_s)", "time.sleep(pause_s * len(batch.x) / 8)"))
+    by_slice = SCRIPT.replace("else pause_s)", "else pause_s * len(batch.x) / 8)")
+    assert by_slice != SCRIPT
+    (tmp_path / "train.py").write_text(by_slice)
 
     async def story() -> None:
         async with machine_of(tmp_path, "1x4", warm=True) as m:
@@ -406,6 +408,7 @@ def test_training_gives_way_to_load_without_losing_a_step_and_gets_its_room_back
                 await m.running(training, 1)
             await up(m, web, 1)
             await m.until(training, lambda job: len(job.workers) > 1, "workers where the replicas were")
+            (tmp_path / "hurry").touch()
             assert some.errors == []
             done = await m.ended(training)
             assert (done.preemptions, done.starts, done.failures) == (0, 1, 0)
