@@ -296,7 +296,7 @@ class Loop:
             return
         arrived = all(worker.seat.node == job.node and not worker.leaving for worker in job.workers)
         if arrived and driver.joined >= {worker.name for worker in job.workers}:
-            moved = e.Migrated(node=job.node, paused_s=round(driver.longest_pause_s, 3))
+            moved = e.Migrated(node=job.node, paused_s=round(driver.pause_s(), 3))
             self.book.record(active.number, moved, e.Moved(node="", by="stretto"))
 
     def _situation(self, active: Active) -> reconcile.Situation:

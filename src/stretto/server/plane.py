@@ -457,7 +457,7 @@ class Plane:
         if known[node].devices * 1000 < active.request.min_workers * active.request.width_milli:
             raise Impossible(f"node {node} is too small for job {active.job.id}", hint="choose another")
         if (driver := self.loop.drivers.get(active.number)) is not None:
-            driver.longest_pause_s = 0.0
+            driver.watch_pauses()
         await self._record(active, e.Moved(node=node, by=by))
         return self._current(active.job)
 

@@ -64,9 +64,17 @@ class Driver(ABC):
         self.active, self.around = active, surroundings
         self.folder = surroundings.folder / active.job.id
         self.longest_pause_s = 0.0
-        """The longest time without a step since somebody last set this to 0."""
+        """The longest time without a step since `watch_pauses` was called."""
         self.end: End | None = None
         """How the job ends, once that is known: then nothing is started any more."""
+
+    def watch_pauses(self) -> None:
+        """From now on."""
+        self.longest_pause_s = 0.0
+
+    def pause_s(self) -> float:
+        """The longest since then."""
+        return self.longest_pause_s
 
     def prepare(self, size: int) -> None:
         """So many workers are about to be launched."""

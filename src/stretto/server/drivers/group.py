@@ -36,10 +36,16 @@ class GroupDriver(Driver):
     def failing(self) -> bool:
         return bool(self._fault or self._error) or super().failing
 
+    def watch_pauses(self) -> None:
+        super().watch_pauses()
+        self._stopped_s = None
+
+    def pause_s(self) -> float:
+        """Since the first member ended: asked when all of the next ones have a process."""
+        return 0.0 if self._stopped_s is None else self.around.clock() - self._stopped_s
+
     def prepare(self, size: int) -> None:
         self._port, self._ended_well, self._fault, self._error = _free_port(), False, "", None
-        if self._stopped_s is not None:
-            self.longest_pause_s = max(self.longest_pause_s, self.around.clock() - self._stopped_s)
 
     def environment(self, worker: str, seat: Seat, member: int, size: int) -> dict[str, str]:
         job, file = self.active.job, self.active.file
@@ -53,6 +59,8 @@ class GroupDriver(Driver):
         )
 
     def exited(self, worker: Worker, exit: Exit, left: int) -> Judgement:
+        if worker.leaving and self._stopped_s is None:
+            self._stopped_s = self.around.clock()
         if exit.how == "refused":
             self._error = self._error or End("failed", describe(worker, exit), 127)
         elif exit.how == "exited" and exit.status == 0:
@@ -64,7 +72,6 @@ class GroupDriver(Driver):
                 self._fault = self._fault or describe(worker, exit)
         if left:
             return None
-        self._stopped_s = self.around.clock()
         if self._fault:
             fault, self._fault, self._error = Fault(self._fault), "", None
             return fault
