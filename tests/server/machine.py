@@ -98,9 +98,26 @@ async def machine_of(
             await plane.open()
             try:
                 yield Machine(plane, folder)
+            except BaseException:
+                await _end_all(plane)
+                raise
             finally:
                 await plane.close()
                 store.close()
+
+
+async def _end_all(plane: Plane) -> None:
+    """A test that has failed leaves nothing running."""
+    for active in plane.book:
+        if not active.job.ended:
+            with contextlib.suppress(Exception):
+                await plane.wish(active.job.id, "cancel", "the test")
+    deadline_s = time.monotonic() + DEADLINE_S
+    while any(active.job.workers or active.job.helpers for active in plane.book) and time.monotonic() < deadline_s:
+        for active in plane.book:
+            for process in (*active.job.workers, *active.job.helpers):
+                plane.backend.kill(process.launch)
+        await asyncio.sleep(0.05)
 
 
 def _port(data: Path) -> int:
