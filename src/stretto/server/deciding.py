@@ -15,12 +15,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from stretto.core import invariants, placement, plan, reasons, services, steps
+from stretto.core import asking, placement, plan, reasons, services, steps
 from stretto.core.decision import Decision, Memory
 from stretto.core.placement import devices
-from stretto.core.policy import Policy, fail
+from stretto.core.policy import Policy
 from stretto.core.snapshot import GPU, IntArray, Snapshot
-from stretto.errors import MissingExtra, StrettoError
 from stretto.jobs.model import Seat
 
 
@@ -62,7 +61,7 @@ def decide(policy: Policy, memory: Memory, place: str, view: Snapshot, held: Map
     """`held` are the seats that jobs have now, by job number. Raises `PolicyError` and the like."""
     if not len(view):
         return Outcome({}, memory, math.inf)
-    decision = _ask(policy, memory, view)
+    decision = asking.ask(policy, view, memory)
     decision = plan.settle(view, decision)
     placed = _place(place, view, decision) if decision.nodes is None else decision.nodes
     seats = _seats(view, placed, decision.pool, held)
@@ -78,20 +77,6 @@ def decide(policy: Policy, memory: Memory, place: str, view: Snapshot, held: Map
         ground = Ground(code, first, second, "slot" if view.pools[max(pool, 0)] == "cpu" else "GPU")
         verdicts[number] = Verdict(seats.get(number, ()), pool, ground, gone)
     return Outcome(verdicts, decision.memory, decision.wake_s)
-
-
-def _ask(policy: Policy, memory: Memory, view: Snapshot) -> Decision:
-    try:
-        decision = policy.decide(view, memory)
-        invariants.check(policy, view, decision)
-    except StrettoError:
-        raise
-    except ModuleNotFoundError as error:
-        hint = f"pip install {error.name}, or 'stretto[sim]' for all that our own policies use"
-        raise MissingExtra(f"policy {policy.name!r} needs {error.name}", hint=hint) from error
-    except Exception as error:
-        raise fail(policy.name, f"raised {type(error).__name__}: {error}") from error
-    return decision
 
 
 def _place(place: str, view: Snapshot, decision: Decision) -> IntArray:

@@ -10,12 +10,11 @@ import math
 
 import numpy as np
 
-from stretto.core import invariants, placement, reasons, steps
+from stretto.core import asking, placement, reasons, steps
 from stretto.core.decision import Decision, Memory
-from stretto.core.policy import Policy, fail
+from stretto.core.policy import Policy
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, History, IntArray, Nodes, Snapshot
-from stretto.errors import MissingExtra, StrettoError
 from stretto.sim import learning
 from stretto.sim.active import Active
 from stretto.sim.machines import Machines
@@ -143,7 +142,7 @@ class Engine:
             self.wake_s = math.inf
             return
         view = self.snapshot()
-        decision = self._ask(view)
+        decision = asking.ask(self.policy, view, self.memory, f" at {view.now_s:g} s")
         self.asked_s, self.memory, self.wake_s = self.now_s, decision.memory, decision.wake_s
         self.decisions += 1
         if decision.rejected is not None and decision.rejected.any():
@@ -161,19 +160,6 @@ class Engine:
         if self.learner and not self.policy.traits.rounds:
             news_s = self.learner.next_s(jobs.row, jobs.workers, jobs.pool, jobs.changed_s)
             self.wake_s = min(self.wake_s, news_s)
-
-    def _ask(self, view: Snapshot) -> Decision:
-        try:
-            decision = self.policy.decide(view, self.memory)
-            invariants.check(self.policy, view, decision)
-        except StrettoError:
-            raise
-        except ModuleNotFoundError as error:
-            hint = f"pip install {error.name}, or 'stretto[sim]' for all that our own policies use"
-            raise MissingExtra(f"policy {self.policy.name!r} needs {error.name}", hint=hint) from error
-        except Exception as error:
-            raise fail(self.policy.name, f"raised {type(error).__name__}: {error} at {view.now_s:g} s") from error
-        return decision
 
     def _turn_away(self, decision: Decision) -> Decision:
         """Let the rejected jobs go; the decision on the others."""

@@ -101,7 +101,8 @@ class Driver(ABC):
         return frozenset()
 
     def helper_command(self, name: str) -> tuple[str, ...]:
-        raise NotImplementedError(name)
+        """What one of them executes."""
+        raise LookupError(f"{name} is no helper of this job")
 
     def members(self, count: int) -> Sequence[int]:
         """What tells so many newcomers apart, and is remembered with them."""
