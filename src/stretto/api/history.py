@@ -74,8 +74,11 @@ async def stream_events(
     number = None if job is None else (await server.plane.job(job)).number
     if last_event_id is not None and last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 19:
         after = int(last_event_id)
+    if after is None:
+        # Before the reply begins: what happens once the caller has seen its head is in the stream.
+        after = await _newest(server)
     return StreamingResponse(
-        Stream(server, number).messages(after),
+        Stream(server, number, after).messages(),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -90,18 +93,21 @@ async def _page(
     return answers.json(answers.List(items, str(items[-1].seq) if len(found) > limit else None))
 
 
+async def _newest(server: Parts) -> int:
+    found = await asyncio.to_thread(server.plane.store.events, limit=1, newest_first=True)
+    return found[0].seq if found else 0
+
+
 class Stream:
     """One listener."""
 
-    def __init__(self, server: Parts, job: int | None) -> None:
-        self._server, self._job = server, job
-        self._last = 0
+    def __init__(self, server: Parts, job: int | None, after: int) -> None:
+        self._server, self._job, self._last = server, job, after
 
-    async def messages(self, after: int | None) -> AsyncIterator[bytes]:
+    async def messages(self) -> AsyncIterator[bytes]:
         watch = self._server.plane.watch()
         try:
             yield b"retry: 1000\n\n"
-            self._last = await self._newest() if after is None else after
             async for chunk in self._read(None):
                 yield chunk
             while not self._server.stopping.is_set():
@@ -146,10 +152,6 @@ class Stream:
                 yield b"".join(_message(recorded) for recorded in found)
             if len(found) < _PAGE:
                 return
-
-    async def _newest(self) -> int:
-        found = await asyncio.to_thread(self._server.plane.store.events, limit=1, newest_first=True)
-        return found[0].seq if found else 0
 
 
 _kept: dict[int, tuple[Recorded, bytes]] = {}

@@ -39,15 +39,12 @@ def follow(client: Client, job: Job, json: bool) -> int:
     """Until its end, or until the person at the terminal leaves; gives the exit code."""
     screen = Screen(job, json)
     with _counting() as interrupts:
-        answered = 0
         try:
             for piece in client.follow(job, tick_s=_TICK_S):
                 screen.show(piece)
                 screen.look(client)
-                if interrupts.count > answered:
-                    if not _interrupted(client, job, screen, interrupts):
-                        return INTERRUPTED
-                    answered = interrupts.count
+                if interrupts.count > interrupts.answered and not _interrupted(client, job, screen, interrupts):
+                    return INTERRUPTED
         finally:
             screen.finish()
         ended = client.wait(job)
@@ -60,6 +57,7 @@ def follow(client: Client, job: Job, json: bool) -> int:
 class Interrupts:
     def __init__(self) -> None:
         self.count = 0
+        self.answered = 0
 
 
 @contextmanager
@@ -88,6 +86,7 @@ def _interrupted(client: Client, job: Job, screen: Screen, interrupts: Interrupt
         show.note(f"job {job.id} ({job.name}) goes on; `stretto logs -f {job.id}` follows it")
         return False
     screen.cancelled = True
+    interrupts.answered = interrupts.count  # One more while the server is told counts.
     show.note(f"cancelling job {job.id} ({job.name}); Ctrl-C again leaves at once")
     try:
         client.cancel(job)
