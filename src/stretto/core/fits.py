@@ -19,7 +19,7 @@ def fits(view: Snapshot, workers: IntArray, pool: IntArray | None = None) -> boo
     used = view.used_milli(workers, where)
     if len(used) > len(view.pools) or (used > view.capacity).any():
         return False
-    if not len(view.nodes.name) or _only_counted(view, workers):
+    if not len(view.nodes.name) or (view.reach is None and _only_counted(view, workers)):
         return True
     return bool((fewest_moves.place(view, workers, where).sum(axis=1) == workers).all())
 

@@ -24,8 +24,9 @@ _JOB_COLUMNS = (
 def only(view: Snapshot, keep: BoolArray, capacity: IntArray | None = None) -> Snapshot:
     """The snapshot of some of the jobs, optionally with other capacity."""
     columns = {name: getattr(view, name)[keep] for name in _JOB_COLUMNS}
-    step = None if view.step is None else view.step[keep]
-    return msgspec.structs.replace(view, capacity=view.capacity if capacity is None else capacity, step=step, **columns)
+    for name in ("step", "reach"):
+        columns[name] = None if getattr(view, name) is None else getattr(view, name)[keep]
+    return msgspec.structs.replace(view, capacity=view.capacity if capacity is None else capacity, **columns)
 
 
 def first(view: Snapshot, train: Callable[[Snapshot], Decision]) -> Decision:

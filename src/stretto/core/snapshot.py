@@ -131,6 +131,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Pool it runs on, -1 while waiting."""
     placed: IntArray
     """[job, node] workers on each node; an empty [job, 0] array where GPUs are only counted."""
+    reach: BoolArray | None = None
+    """[job, node] where new workers of a job may go (who runs elsewhere may stay); None: on all nodes of its pool."""
     remaining: FloatArray
     """Work left, in steps, as far as known; nan when the length is unknown."""
     remaining_sd: FloatArray

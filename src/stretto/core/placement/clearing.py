@@ -70,7 +70,7 @@ class _Clearing:
     def _clear(self, j: int, node: int) -> bool:
         """Move narrower workers off the node until one of the job fits there."""
         width, mark = self.placing.view.width, len(self.journal)
-        narrow = [i for i in self.tenants[node] if width[i] < width[j] and self.placing.role[i] < 0]
+        narrow = [i for i in self.tenants[node] if width[i] < width[j] and self._may_move(i, node)]
         for i in sorted(narrow, key=lambda i: (width[i], i)):
             for _ in range(self.placing.pieces[i][node]):
                 if not self._move(i, node):
@@ -79,6 +79,11 @@ class _Clearing:
                     return True
         self._undo(mark)
         return False
+
+    def _may_move(self, i: int, node: int) -> bool:
+        """Whoever could not come back stays, for an attempt may be undone."""
+        room = self.placing.room
+        return self.placing.role[i] < 0 and bool(room.allowed(room.shapes[self.placing.shape[i]])[node])
 
     def _move(self, i: int, node: int) -> bool:
         rooms = self.placing.room.rooms(self.placing.shape[i]).copy()

@@ -16,7 +16,8 @@ import numpy as np
 from stretto.core.placement import assignment, clearing
 from stretto.core.placement.pack import tightest
 from stretto.core.placement.placing import Cells, Placing, by_size
-from stretto.core.snapshot import FloatArray, IntArray, Nodes, Snapshot
+from stretto.core.placement.room import reaches
+from stretto.core.snapshot import FloatArray, IntArray, Snapshot
 
 _NOBODY = Cells(*(np.empty(0, np.int64) for _ in range(3)))
 
@@ -74,7 +75,7 @@ def rename(view: Snapshot, before: Cells, fresh: Cells) -> Cells:
         return fresh
     overlap = _overlap(before, fresh, len(view.nodes.name))
     real = np.arange(len(overlap))
-    for kind in _kinds(view.nodes):
+    for kind in _kinds(view):
         real[kind] = kind[assignment.largest(overlap[np.ix_(kind, kind)])]
     return fresh._replace(node=real[fresh.node])
 
@@ -90,9 +91,13 @@ def _overlap(before: Cells, fresh: Cells, nodes: int) -> FloatArray:
     return overlap.reshape(nodes, nodes)
 
 
-def _kinds(nodes: Nodes) -> list[IntArray]:
+def _kinds(view: Snapshot) -> list[IntArray]:
     """Nodes that are equal in everything but the name."""
-    columns = np.column_stack((nodes.pool, nodes.devices, nodes.cpu_milli, nodes.memory_mib, nodes.gpu_memory_mib))
+    nodes = view.nodes
+    alike = np.zeros(len(nodes.name), np.int64) if view.reach is None else reaches(view.reach.T)[1]
+    columns = np.column_stack(
+        (nodes.pool, nodes.devices, nodes.cpu_milli, nodes.memory_mib, nodes.gpu_memory_mib, alike)
+    )
     index = np.unique(columns, axis=0, return_inverse=True)[1].reshape(-1)
     return [np.flatnonzero(index == kind) for kind in range(int(index.max(initial=-1)) + 1)]
 

@@ -58,7 +58,7 @@ class Placing:
         for j in np.flatnonzero(view.fixed_milli).tolist():
             shapes.append(shape_of(int(pool[j]), int(view.fixed_milli[j]), 0, 0, 0))
             self.role[j] = len(shapes) - 1
-        self.room = Room(view.nodes, shapes)
+        self.room = Room(view.nodes, shapes, view.reach)
         self.pieces: list[dict[int, int]] = [{} for _ in self.want]
         """Per job: the nodes it is on, and with how many workers."""
         self.have = [0] * len(view)
@@ -148,7 +148,10 @@ class Placing:
             self.have[j] += count
         one_by_one = _triples(rows, nodes, counts, ~known & (counts > 0))
         for j, node, count in sorted(one_by_one, key=self._large_first):
-            self.take(j, node, count)
+            got = self.room.keep(node, self.shape[j], count)
+            if got:
+                self.pieces[j][node] = got
+                self.have[j] += got
         for j, role in enumerate(self.role):
             if role >= 0 and self.pieces[j] and not self.room.take(min(self.pieces[j]), role, 1):
                 self._release_workers(j)

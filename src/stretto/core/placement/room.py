@@ -32,6 +32,8 @@ class Shape(NamedTuple):
     share: Share | None
     cpu_milli: int
     memory_mib: int
+    reach: int = -1
+    """Row of the room's `reaches`: the nodes it may go to; -1: all."""
 
     @property
     def milli(self) -> int:
@@ -50,16 +52,27 @@ def shape_of(pool: int, width: int, cpu_milli: int, memory_mib: int, gpu_mib: in
 
 def shapes_of(view: Snapshot, pool: IntArray) -> tuple[list[Shape], IntArray]:
     """The different shapes among the jobs, and the index of each job's."""
-    columns = np.column_stack((pool, view.width, view.demand)).astype(np.int64)
+    reach = np.full(len(view), -1, np.int64) if view.reach is None else reaches(view.reach)[1]
+    columns = np.column_stack((pool, view.width, view.demand, reach)).astype(np.int64)
     rows, index = np.unique(columns, axis=0, return_inverse=True)
-    return [shape_of(*row) for row in rows.tolist()], index.reshape(-1).astype(np.int64)
+    shapes = [shape_of(*row[:-1])._replace(reach=row[-1]) for row in rows.tolist()]
+    return shapes, index.reshape(-1).astype(np.int64)
+
+
+def reaches(reach: BoolArray) -> tuple[BoolArray, IntArray]:
+    """The different rows of a [job, node] array, and the index of each job's."""
+    packed = np.packbits(reach, axis=1)
+    _, first, index = np.unique(packed, axis=0, return_index=True, return_inverse=True)
+    return reach[first], index.reshape(-1).astype(np.int64)
 
 
 class Room:
     """What is free on each node. Changed in place by `take` and `give`."""
 
-    def __init__(self, nodes: Nodes, shapes: list[Shape]) -> None:
+    def __init__(self, nodes: Nodes, shapes: list[Shape], reach: BoolArray | None = None) -> None:
+        """`reach` as in the snapshot that the shapes are of."""
         self.nodes, self.shapes = nodes, shapes
+        self._reaches = None if reach is None else reaches(reach)[0]
         self.cpu, self.memory = nodes.cpu_milli.copy(), nodes.memory_mib.copy()
         self.free = np.maximum(nodes.devices, 0)
         """Devices that nobody uses."""
@@ -84,6 +97,8 @@ class Room:
             needs_mib = shape.share.mib if shape.share else shape.device_mib
             up = (self.nodes.pool == shape.pool) & (self.nodes.devices > 0)
             self._allowed[shape] = up & (self.nodes.gpu_memory_mib >= needs_mib)
+            if shape.reach >= 0 and self._reaches is not None:
+                self._allowed[shape] &= self._reaches[shape.reach]
         return self._allowed[shape]
 
     def rooms(self, shape: int) -> IntArray:
@@ -114,9 +129,14 @@ class Room:
 
     def take(self, node: int, shape: int, count: int) -> int:
         """Put up to `count` workers on the node; how many it really holds."""
-        asks = self.shapes[shape]
-        rooms = self.rooms(shape)
-        count = min(count, int(rooms[node]))
+        return self._take(node, shape, min(count, int(self.rooms(shape)[node])))
+
+    def keep(self, node: int, shape: int, count: int) -> int:
+        """Leave up to `count` workers on the node where they run: it need not be one they could go to now."""
+        return self._take(node, shape, min(count, self._count_at(self.shapes[shape]._replace(reach=-1), node)))
+
+    def _take(self, node: int, shape: int, count: int) -> int:
+        asks, rooms = self.shapes[shape], self.rooms(shape)
         if asks.share is not None:
             while count and not self._share(node, asks.share, count):
                 count -= 1
@@ -124,7 +144,7 @@ class Room:
             rooms[node] = 0
             return 0
         self._charge(node, asks, count)
-        rooms[node] = rooms[node] - count if asks.share is None else self._count_at(asks, node)
+        rooms[node] = max(0, int(rooms[node]) - count) if asks.share is None else self._count_at(asks, node)
         self._log.append(node)
         self._seen[shape] = len(self._log)
         return count
