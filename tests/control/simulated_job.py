@@ -14,7 +14,7 @@ from simulated_worker import Held, Process
 
 from stretto.control import events as c
 from stretto.control.coordinator import begin, handle, wake_s
-from stretto.control.journal import Record, replay
+from stretto.control.journal import Record, kept, replay
 from stretto.control.roster import Settings, State
 from stretto.runtime import messages as m
 
@@ -33,6 +33,8 @@ class Job:
         self.hasty = False
         """Members that have let go of a broken group follow a proposal too, though they should wait for more."""
         self.journal: list[Record] = []
+        self.keeps_all = True
+        """The journal grows; otherwise it is written anew each time, with what still matters."""
         self.processes: dict[str, Process] = {}
         self.closing: list[tuple[int, list[m.Message], bool]] = []
         """Connections whose end the coordinator has not noticed yet; what may still arrive on them, or surely will."""
@@ -71,7 +73,7 @@ class Job:
         self.effects.append(effect)
         match effect:
             case c.Journal(record):
-                self.journal.append(record)
+                self.journal = [*self.journal, record] if self.keeps_all else kept(self.state)
             case c.Send(connection, _, message):
                 for process in self.processes.values():
                     if process.connection == connection:
@@ -111,6 +113,10 @@ class Job:
             self.log.append(f"{self.now_s:6.1f}  coordinator restarted")
             self.state = replay(list(self.journal), self.settings, self.now_s)
             self.up = True
+
+    def keep_what_matters(self) -> None:
+        """From now on the journal is written anew each time."""
+        self.keeps_all = False
 
     # What happens around it.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import queue
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from stretto.control import journal
 from stretto.control.coordination import Coordination
 from stretto.control.events import Done, Failed
-from stretto.control.roster import Settings
+from stretto.control.roster import Settings, State
 from stretto.runtime import messages as m
 
 PATIENCE_S = 20.0
@@ -66,9 +67,11 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(path: Path, settings: Settings = QUICK) -> Iterator[tuple[Coordination, Callable[..., Any]]]:
+def serving(
+    path: Path | journal.Journal, settings: Settings = QUICK
+) -> Iterator[tuple[Coordination, Callable[..., Any]]]:
     """A coordinator in a thread of its own, and a way to call it there."""
-    coordination = Coordination(settings, path)
+    coordination = Coordination(settings, journal.FileJournal(path) if isinstance(path, Path) else path)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -319,7 +322,64 @@ def test_a_torn_last_line_is_cut_off_for_good(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_text('{"kind":"loops","done":1}\n{"kind":"loops","do')
     assert journal.read(path) == [{"kind": "loops", "done": 1}]
-    file = journal.Journal(path)
+    file = journal.FileJournal(path)
     file.write([{"kind": "loops", "done": 2}])
     file.close()
     assert journal.replay(journal.read(path), QUICK).loops_done == 2
+
+
+class Distant:
+    """A journal that takes its time: it answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: queue.SimpleQueue[asyncio.Future[None]] = queue.SimpleQueue()
+        self.state: State | None = None
+        self.prompt = False
+
+    def read(self) -> list[journal.Record]:
+        return [] if self.state is None else journal.kept(self.state)
+
+    def write(self, records: Sequence[journal.Record], state: State) -> asyncio.Future[None] | None:
+        self.state = state
+        if self.prompt:
+            return None
+        under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.asked.put(under_way)
+        return under_way
+
+    def close(self) -> None:
+        return
+
+
+def silent(worker: Client) -> bool:
+    """Nothing was said for a while."""
+    with contextlib.suppress(TimeoutError):
+        worker.socket.recv(timeout=0.2)
+        return False
+    return True
+
+
+def test_nothing_is_said_before_it_is_kept() -> None:
+    distant = Distant()
+    with serving(distant, replace(QUICK, min_workers=1, want=1)) as (coordination, call):
+        worker = Client(coordination.url, "a").join()
+        under_way = distant.asked.get(timeout=PATIENCE_S)
+        assert coordination.state.newest is not None, "it is decided"
+        assert silent(worker), "and not announced"
+        distant.prompt = True
+        call(under_way.set_result, None)
+        assert worker.form().generation == 1
+        call(coordination.until, lambda state: state.active is not None and state.active.complete)
+        worker.drop()
+    assert [g.number for g in journal.replay(distant.read(), QUICK).open] == [1]
+
+
+def test_who_cannot_keep_anything_any_more_says_nothing() -> None:
+    distant = Distant()
+    with serving(distant, replace(QUICK, min_workers=1, want=1)) as (coordination, call):
+        worker = Client(coordination.url, "a").join()
+        call(distant.asked.get(timeout=PATIENCE_S).set_exception, OSError("another one leads now"))
+        with pytest.raises(OSError, match="another one leads now"):
+            call(coordination.finished)
+        assert silent(worker)
+        worker.drop()

@@ -12,8 +12,8 @@ from simulated_job import ENDLESS, Job
 from simulated_worker import Process
 
 from stretto.control import events as c
-from stretto.control.journal import replay
-from stretto.control.roster import Settings, State
+from stretto.control.journal import kept, replay
+from stretto.control.roster import Settings, State, Worker
 
 Act = Callable[[Job, Process, int], None]
 Schedule = list[tuple[str, int, int]]
@@ -124,6 +124,7 @@ FAULTS: dict[str, Act] = {
     "crash": lambda job, process, which: setattr(job, "crash_after", which),
     "stop": lambda job, process, which: job.stop_coordinator(),
     "start": lambda job, process, which: job.start_coordinator(),
+    "keep what matters": lambda job, process, which: job.keep_what_matters(),
 }
 ALL = ORDINARY | PLANS | FAULTS
 
@@ -253,6 +254,21 @@ def test_a_restart_forgets_nothing_that_was_announced(schedule: Schedule) -> Non
         if job.up:
             again = replay(job.journal, job.settings, job.now_s)
             assert _remembered(again) == _remembered(job.state)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(_schedules(ALL))
+def test_a_journal_of_what_matters_forgets_nothing(schedule: Schedule) -> None:
+    job = _begin(1)
+    for step in schedule:
+        _play(job, [step], ALL)
+        again = replay(kept(job.state), job.settings, job.now_s)
+        assert _remembered(again) == _remembered(job.state)
+        assert [w.holds_state for w in _listed(again)] == [w.holds_state for w in _listed(job.state)]
+
+
+def _listed(state: State) -> list[Worker]:
+    return [state.workers[key] for gen in state.open for key in gen.members]
 
 
 def _remembered(state: State) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -11,9 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.jobs.model import Level, Seat, Worker
-from stretto.server.reconcile import Action, Grow, Shrink, Situation, Start, Stop, actions
+from stretto.server import reconcile
+from stretto.server.reconcile import Action, Devices, Grow, Shrink, Situation, Start, Stop
 
 A, B, C, D = (Seat("node-0", (i,)) for i in range(4))
+
+
+def actions(situations: Sequence[Situation]) -> tuple[Action, ...]:
+    return reconcile.actions(situations, Devices(situations))
 
 
 def worker(name: str, seat: Seat, leaving: str = "", at_s: float = 0.0) -> Worker:

@@ -2,7 +2,7 @@
 
 Inside a control plane or a test:
 
-    coordination = Coordination(Settings(token=secret, min_workers=2, want=2), journal=path)
+    coordination = Coordination(Settings(token=secret, min_workers=2, want=2), FileJournal(path))
     port = await coordination.start()
     coordination.want(3)
     end = await coordination.finished()
@@ -29,6 +29,7 @@ import math
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,6 +64,7 @@ from stretto.runtime.messages import Evict, Message, MessageError, decode, encod
 
 _MAX_BYTES = 2**24
 _REFUSED = 1008
+_AWAY = 1001
 
 
 class Socket(Protocol):
@@ -84,7 +86,7 @@ class Coordination:
     def __init__(
         self,
         settings: Settings,
-        journal: Path,
+        journal: journals.Journal,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -92,7 +94,10 @@ class Coordination:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings, self.host, self.port = settings, host, port
-        self._path, self._watch, self._clock = journal, watch, clock
+        self._journal, self._watch, self._clock = journal, watch, clock
+        self._outbox: deque[Effect] = deque()
+        """Effects that wait until what they depend on is kept."""
+        self._keeping = False
         self._lines: dict[int, _Line] = {}
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -105,8 +110,7 @@ class Coordination:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Done | Failed] = self._loop.create_future()
         self._changed = asyncio.Event()
-        self._state = journals.replay(journals.read(self._path), self.settings, self._clock())
-        self._journal = journals.Journal(self._path)
+        self._state = journals.replay(self._journal.read(), self.settings, self._clock())
         if self._state.done or self._state.failed:
             self._carry_out(Failed(self._state.failed) if self._state.failed else Done())
         self._dispatch(Tick())
@@ -214,33 +218,49 @@ class Coordination:
 
     def _handle(self, event: Event, now_s: float) -> None:
         self._state, effects = handle(self._state, event, now_s)
-        self._carry_out_all(effects)
+        self._outbox.extend(effects)
+        self._carry_out_all()
 
-    def _carry_out_all(self, effects: Sequence[Effect]) -> None:
-        """In order; records that follow each other share one write."""
-        records: list[journals.Record] = []
-        for effect in effects:
-            if isinstance(effect, Journal):
-                records.append(effect.record)
-                continue
-            self._write(records)
-            records = []
-            self._carry_out(effect)
-        self._write(records)
+    def _carry_out_all(self) -> None:
+        """In order; records that follow each other share one write, and what comes after them waits for it."""
+        while self._outbox and not self._keeping and not self._stopped:
+            records: list[journals.Record] = []
+            while self._outbox and isinstance(self._outbox[0], Journal):
+                records.append(self._outbox.popleft().record)  # type: ignore[union-attr]
+            if records:
+                self._keep(records)
+            else:
+                self._carry_out(self._outbox.popleft())
 
-    def _write(self, records: list[journals.Record]) -> None:
-        if not records:
-            return
+    def _keep(self, records: list[journals.Record]) -> None:
         try:
-            self._journal.write(records)
+            under_way = self._journal.write(records, self._state)
         except OSError as error:
-            # What cannot be remembered must not be announced; the workers train on and wait for the next coordinator.
-            self._stopped = True
-            if self._server is not None:
-                self._server.close()
-            if not self._end.done():
-                self._end.set_exception(error)
+            self._fall_silent(error)
             raise
+        if under_way is not None:
+            self._keeping = True
+            under_way.add_done_callback(self._kept)
+
+    def _kept(self, under_way: asyncio.Future[None]) -> None:
+        self._keeping = False
+        if under_way.cancelled():
+            self._stopped = True
+        elif (error := under_way.exception()) is not None:
+            self._fall_silent(error)
+        else:
+            self._carry_out_all()
+
+    def _fall_silent(self, error: BaseException) -> None:
+        """What cannot be remembered must not be announced; the workers train on and wait for the next coordinator."""
+        self._stopped = True
+        if self._server is not None:
+            self._server.close()
+        for line in self._lines.values():
+            line.hang_up(_AWAY, "this coordinator can keep nothing any more")
+        if not self._end.done():
+            self._end.set_exception(error)
+            self._end.exception()  # Whoever waits for the end is told; nobody need.
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -283,8 +303,8 @@ class _Line:
         self.send(Evict(reason=text))
         self._queue.put_nowait((_REFUSED, text.encode()[:120].decode(errors="ignore")))
 
-    def hang_up(self) -> None:
-        self._queue.put_nowait((1000, "replaced by a newer connection"))
+    def hang_up(self, code: int = 1000, why: str = "replaced by a newer connection") -> None:
+        self._queue.put_nowait((code, why))
 
     async def close(self) -> None:
         self._task.cancel()
@@ -336,7 +356,8 @@ async def _run(options: argparse.Namespace) -> int:
         want=options.want,
         **{period.name: getattr(options, period.name) for period in _periods()},
     )
-    coordination = Coordination(settings, options.journal, host=options.host, port=options.port, watch=_print_effect)
+    journal = journals.FileJournal(options.journal)
+    coordination = Coordination(settings, journal, host=options.host, port=options.port, watch=_print_effect)
     _print({"event": "listening", "port": await coordination.start()})
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -3,20 +3,38 @@
 Only what workers cannot tell again is written: generations, which of them was formed, who is out, what was wanted,
 finished loops, the reference fingerprint and the job's end. Times are not: `replay` starts every clock anew, and gives
 everybody the restart's grace to come back.
+
+A journal is either a file that grows (`FileJournal`), or a place that holds all of it at once: then `kept` gives the
+records that still matter.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from asyncio import Future
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from stretto.control.roster import Generation, Settings, State, Worker
 
 Record: TypeAlias = Mapping[str, Any]
+
+_LATEST_OUT = 64
+"""Who is out and has surely ended is remembered for a while, should it turn up all the same."""
+
+
+class Journal(Protocol):
+    def read(self) -> list[Record]:
+        """Everything that was ever kept, or what still matters of it."""
+
+    def write(self, records: Sequence[Record], state: State) -> Future[None] | None:
+        """Keep these records, of which `state` is the result. None: they are; otherwise they are when the future is
+        done, and nothing that depends on them may be said before. An error means that nobody may be told any more."""
+
+    def close(self) -> None: ...
 
 
 def generation_record(state: State, gen: Generation) -> Record:
@@ -64,6 +82,34 @@ def want_record(state: State) -> Record:
     }
 
 
+def kept(state: State) -> list[Record]:
+    """Few records that give the same as all there ever were, in so far as it still matters."""
+    concerned = {key for gen in state.open for key in (*gen.members, *gen.leavers)}
+    out = sorted((w for w in state.workers.values() if w.out), key=lambda w: w.order)
+    latest = {w.incarnation for w in out[-_LATEST_OUT:]}
+    records: list[Record] = [{"kind": "number", "number": state.number, "joined": state.joined}, want_record(state)]
+    records += [generation_record(state, gen) for gen in state.open]
+    records += [
+        {"kind": "formed", "number": gen.number, "applied": gen.start, "by": _who_formed(state, gen)}
+        for gen in state.open
+        if gen.taken_s is not None
+    ]
+    records += [out_record(w) for w in out if not w.ended or w.incarnation in concerned | latest]
+    if state.loops_done:
+        records.append({"kind": "loops", "done": state.loops_done, "applied": state.loops_applied})
+    if state.fingerprint_of:
+        records.append({"kind": "fingerprint", "fingerprint": dict(state.fingerprint), "worker": state.fingerprint_of})
+    if state.failed:
+        records.append({"kind": "failed", "reason": state.failed})
+    if state.done:
+        records.append({"kind": "done"})
+    return records
+
+
+def _who_formed(state: State, gen: Generation) -> str:
+    return next((key for key in gen.members if key in gen.formed or state.workers[key].holds_state), gen.members[0])
+
+
 def replay(records: Iterable[Record], settings: Settings, now_s: float = 0.0) -> State:
     """The state of a coordinator that starts now: nobody is connected, nobody is lost yet."""
     state = State(settings=settings, want=settings.want)
@@ -74,6 +120,8 @@ def replay(records: Iterable[Record], settings: Settings, now_s: float = 0.0) ->
 
 def _apply(state: State, record: Record, now_s: float) -> State:
     kind = record["kind"]
+    if kind == "number":
+        return replace(state, number=record["number"], joined=record["joined"])
     if kind == "generation":
         return _announced(state, record, now_s)
     if kind == "formed":
@@ -158,16 +206,20 @@ def _line(path: Path, number: int, line: bytes) -> Record:
     return record
 
 
-class Journal:
-    """The file, open for appending. `write` returns when the records are on disk."""
+class FileJournal:
+    """A file that grows. `write` returns when the records are on disk."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         new = not path.exists()
         self._file = path.open("ab")
         if new:
             _sync_folder(path.parent)
 
-    def write(self, records: Iterable[Record]) -> None:
+    def read(self) -> list[Record]:
+        return read(self._path)
+
+    def write(self, records: Sequence[Record], state: State | None = None) -> None:
         self._file.write(b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records))
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -18,18 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from stretto.backends.local.restart import last_traceback
-from stretto.backends.protocol import Backend, Exit, Launch, LaunchError, LaunchFault, News, Started
+from stretto.backends.protocol import Backend, Exit, LaunchError, LaunchFault, News, Started
 from stretto.core.decision import Memory
 from stretto.core.policy import Policy
 from stretto.errors import StrettoError
 from stretto.jobs import events as e
-from stretto.jobs.model import Job, Seat, Worker
-from stretto.server import asked, deciding, reconcile, view
+from stretto.jobs.model import Seat, Worker
+from stretto.server import deciding, reconcile, view
 from stretto.server.book import Active, Book, Said
-from stretto.server.drivers import driver_for
 from stretto.server.drivers.base import Driver, End, Fault, Surroundings
 from stretto.server.estimates import Estimates
+from stretto.server.site import Question, Site
 from stretto.server.view import Cluster, Hold, Quota
 
 _log = logging.getLogger("stretto.server")
@@ -38,7 +37,6 @@ _RECORD_PROGRESS_S = 10.0
 _BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 300.0
 _FAILED_GRACE_S = 5.0
 _AFTER_MISTAKE_S = 1.0
-_LOG_TAIL = 20
 
 
 @dataclass
@@ -61,6 +59,7 @@ class Loop:
         backend: Backend,
         estimates: Estimates,
         rules: Rules,
+        site: Site,
         *,
         folder: Path,
         url: Callable[[], str],
@@ -68,7 +67,7 @@ class Loop:
         clock: Callable[[], float],
     ) -> None:
         self.book, self.backend, self.estimates, self.rules = book, backend, estimates, rules
-        self.folder, self.environment, self.clock = folder, environment, clock
+        self.site, self.environment, self.clock = site, environment, clock
         self.holds: dict[int, Hold] = {}
         self.trouble = ""
         """Why the last decision could not be made."""
@@ -77,12 +76,12 @@ class Loop:
         """How long the last one took."""
         self.drivers: dict[int, Driver] = {}
         self._around = Surroundings(
-            folder=folder / "jobs",
+            folder=folder,
             url=url,
             changed=self._changed,
             progressed=self._progressed,
             estimates=estimates,
-            pools=lambda: self.cluster.pools,
+            pools=site.pools,
             clock=clock,
             terminate=self._terminate,
             environment=environment,
@@ -203,11 +202,13 @@ class Loop:
         shown = [active for active in jobs if active.number not in self.holds] if self.holds else jobs
         for number, hold in self.holds.items():
             self._hold(self.book.jobs[number], hold)
-        snapshot = view.snapshot(shown, self.cluster, self.estimates, now_s, most)
-        seats = {active.number: view.kept(active, most.get(active.number)) for active in shown if active.target}
-        policy, place = self.rules.policy, self.rules.placement
+        policy = self.rules.policy
+        question = Question(
+            jobs=shown, most=most, policy=policy, placement=self.rules.placement, memory=self.memory,
+            drained=self.rules.drained, now_s=now_s,
+        )  # fmt: skip
         try:
-            outcome = await asyncio.to_thread(deciding.decide, policy, self.memory, place, snapshot, seats)
+            outcome = await asyncio.to_thread(self.site.ask(question))
         except StrettoError as error:
             self._be_in_trouble(policy, error)
             return
@@ -273,7 +274,8 @@ class Loop:
                 self._finish(active, End("cancelled", active.job.message))
             elif active.job.node:
                 self._look_at_move(active)
-        for action in reconcile.actions([self._situation(active) for active in concerned]):
+        situations = [self._situation(active) for active in concerned]
+        for action in reconcile.actions(situations, self.site.floor(situations)):
             active_now = self.book.active(action.job)
             if active_now is None:
                 continue
@@ -395,58 +397,15 @@ class Loop:
             text = "it was asked to end before it had started"
             self._tell(Exit(launch=event.launch, how="signalled", status=15, text=text, at_s=self.clock()))
             return
-        launch = self._helper_launch(active, event) if event.helper else self._worker_launch(active, event, size)
         try:
-            await self.backend.launch(launch)
+            await self.backend.launch(self.site.launch(active, event, size, self._driver(active)))
         except LaunchError as error:
             how: Literal["lost", "refused"] = "lost" if isinstance(error, LaunchFault) else "refused"
             self._tell(Exit(launch=event.launch, how=how, text=str(error), at_s=self.clock()))
 
-    def _worker_launch(self, active: Active, event: e.Launched, size: int) -> Launch:
-        job, file, driver = active.job, active.file, self._driver(active)
-        env = asked.environment(job, file, self.environment)
-        env |= driver.environment(event.worker, event.seat, event.member, size)
-        env["STRETTO_JOB_FOLDER"] = str(self._around.folder / job.id)
-        return Launch(
-            id=event.launch,
-            job=job.number,
-            worker=event.worker,
-            node=event.seat.node,
-            devices=event.seat.devices,
-            command=driver.command(event.member, env),
-            warm=driver.warm,
-            cwd=asked.workdir(job, file),
-            env=env,
-            log=self._log(job, event.worker),
-            cpu_milli=active.request.cpu_milli,
-            memory_mib=active.request.memory_mib,
-            grace_s=file.stop.grace,
-        )
-
-    def _helper_launch(self, active: Active, event: e.Launched) -> Launch:
-        """It has nothing of the job's surroundings, and no limits."""
-        log = self._log(active.job, event.worker)
-        return Launch(
-            id=event.launch,
-            job=active.number,
-            worker=event.worker,
-            node=event.seat.node,
-            command=self._driver(active).helper_command(event.worker),
-            warm=False,
-            cwd=str(self._around.folder / active.job.id),
-            env={name: self.environment[name] for name in ("PATH", "LANG", "TZ") if name in self.environment},
-            log=log,
-            grace_s=active.file.stop.grace,
-        )
-
-    def _log(self, job: Job, worker: str) -> str:
-        folder = self._around.folder / job.id / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        return str(folder / f"{worker}.log")
-
     def _driver(self, active: Active) -> Driver:
         if active.number not in self.drivers:
-            self.drivers[active.number] = driver_for(active, self._around)
+            self.drivers[active.number] = self.site.driver(active, self._around)
         return self.drivers[active.number]
 
     # What happens.
@@ -470,7 +429,7 @@ class Loop:
 
     def _exited(self, active: Active, worker: Worker, exit: Exit) -> None:
         if exit.how == "exited" and exit.status and not worker.leaving:
-            exit = self._with_log(active, worker, exit)
+            exit = self.site.explained(active, worker, exit)
         event = e.Exited(worker=worker.name, launch=exit.launch, how=exit.how, status=exit.status, text=exit.text)
         durable = self.book.record(active.number, event)
         durable.add_done_callback(lambda future: None if future.cancelled() else self.backend.forget(exit.launch))
@@ -480,15 +439,6 @@ class Loop:
             self._retry(active, judgement.text)
         self._settle(active)
         self.wake(decide=True)
-
-    def _with_log(self, active: Active, worker: Worker, exit: Exit) -> Exit:
-        """What a person would look up first: the end of the script's traceback."""
-        import msgspec
-
-        log = self._around.folder / active.job.id / "logs" / f"{worker.name}.log"
-        lines = last_traceback(log, 0).splitlines()
-        text = "\n".join(lines[-_LOG_TAIL:]) if lines else exit.text
-        return msgspec.structs.replace(exit, text=text)
 
     def _settle(self, active: Active) -> None:
         """Is this the end?"""
@@ -577,7 +527,7 @@ class Loop:
     def _pool_of(self, seats: Iterable[Seat]) -> int:
         pools = {node.name: node.pool for node in self.backend.nodes()}
         names = [pools[seat.node] for seat in seats if seat.node in pools]
-        return self.cluster.pools.index(names[0]) if names else -1
+        return self.site.pools().index(names[0]) if names else -1
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Let something go on beside the loop; it ends with it."""

@@ -35,6 +35,7 @@ from stretto.server.drivers.elastic import ElasticDriver
 from stretto.server.estimates import Estimates
 from stretto.server.loop import Loop, Rules
 from stretto.server.notifying import Notifier
+from stretto.server.site import LocalSite
 from stretto.server.view import Quota
 from stretto.sim import forecast as forecasts
 from stretto.spec.model import MOST_WORKERS, JobFile
@@ -141,15 +142,11 @@ class Plane:
             frozenset(settings.get("drained", ())),
         )
         self._options: dict[str, Any] = dict(chosen["options"])
+        surroundings = os.environ if environment is None else environment
+        estimates, jobs = Estimates(self._loaded.learned), folder / "jobs"
+        site = LocalSite(backend, estimates, jobs, surroundings)
         self.loop = Loop(
-            self.book,
-            backend,
-            Estimates(self._loaded.learned),
-            rules,
-            folder=folder,
-            url=url,
-            environment=os.environ if environment is None else environment,
-            clock=clock,
+            self.book, backend, estimates, rules, site, folder=jobs, url=url, environment=surroundings, clock=clock
         )
         self._next = self._loaded.next_number
         self._running: asyncio.Task[None] | None = None

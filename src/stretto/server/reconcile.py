@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -74,9 +74,19 @@ Action: TypeAlias = Stop | Shrink | Start | Grow
 _DEVICE = 1000
 
 
-def actions(situations: Sequence[Situation]) -> tuple[Action, ...]:
+class Floor(Protocol):
+    """What is free at this moment, beside all workers that live."""
+
+    def fits(self, s: Situation, seat: Seat) -> bool: ...
+
+    def take(self, s: Situation, seat: Seat) -> None: ...
+
+    def awaited(self, s: Situation, seat: Seat) -> list[int]:
+        """The others that wait for this seat, by job number."""
+
+
+def actions(situations: Sequence[Situation], floor: Floor) -> tuple[Action, ...]:
     """What to do now, in this order."""
-    floor = _Floor(situations)
     stops: list[Action] = []
     shrinks: list[Action] = []
     for s in situations:
@@ -103,8 +113,8 @@ def actions(situations: Sequence[Situation]) -> tuple[Action, ...]:
     return (*stops, *shrinks, *starts, *grows)
 
 
-class _Floor:
-    """Who lives where, in milli of every device."""
+class Devices:
+    """A floor on which every device is known: who lives where, in milli."""
 
     def __init__(self, situations: Iterable[Situation]) -> None:
         self.used: Counter[tuple[str, int]] = Counter()
@@ -113,7 +123,7 @@ class _Floor:
         for s in situations:
             for worker in s.workers:
                 self.take(s, worker.seat)
-            for seat in _uncovered(s.target, (worker.seat for worker in s.workers)):
+            for seat in uncovered(s.target, (worker.seat for worker in s.workers)):
                 for device in seat.devices:
                     self.wanted.setdefault((seat.node, device), set()).add(s.job)
 
@@ -125,7 +135,6 @@ class _Floor:
             self.used[seat.node, device] += _milli(s)
 
     def awaited(self, s: Situation, seat: Seat) -> list[int]:
-        """The other jobs that wait for this seat."""
         return [job for device in seat.devices for job in self.wanted.get((seat.node, device), ()) if job != s.job]
 
 
@@ -142,7 +151,7 @@ def _ends_whole(s: Situation, staying: Sequence[Worker]) -> bool:
     return is_group and (changed or len(staying) < len(s.workers))
 
 
-def _leavers(s: Situation, staying: Sequence[Worker], floor: _Floor) -> tuple[str, ...]:
+def _leavers(s: Situation, staying: Sequence[Worker], floor: Floor) -> tuple[str, ...]:
     """Who of a job that resizes in process leaves now."""
     kept = Counter(s.target)
     surplus: list[Worker] = []
@@ -167,7 +176,7 @@ def _leavers(s: Situation, staying: Sequence[Worker], floor: _Floor) -> tuple[st
     return tuple(leaving)
 
 
-def _missing(s: Situation, floor: _Floor) -> tuple[Seat, ...]:
+def _missing(s: Situation, floor: Floor) -> tuple[Seat, ...]:
     """The seats that can be taken now. A group starts whole or not at all."""
     if s.level in ("restart", "rigid"):
         if s.workers or not all(floor.fits(s, seat) for seat in s.target):
@@ -176,12 +185,13 @@ def _missing(s: Situation, floor: _Floor) -> tuple[Seat, ...]:
             floor.take(s, seat)
         return s.target
     taken = []
-    for seat in _uncovered(s.target, (worker.seat for worker in s.workers if not worker.leaving)):
+    for seat in uncovered(s.target, (worker.seat for worker in s.workers if not worker.leaving)):
         if floor.fits(s, seat):
             floor.take(s, seat)
             taken.append(seat)
     return tuple(taken)
 
 
-def _uncovered(target: Iterable[Seat], seats: Iterable[Seat]) -> list[Seat]:
+def uncovered(target: Iterable[Seat], seats: Iterable[Seat]) -> list[Seat]:
+    """The seats of a target that nobody has yet."""
     return sorted((Counter(target) - Counter(seats)).elements())

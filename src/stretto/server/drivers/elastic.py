@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from stretto.backends.protocol import Exit
 from stretto.control.coordination import Coordination
 from stretto.control.events import Done, Effect, Evicted, Failed, Formed, Progress
+from stretto.control.journal import FileJournal, Journal
 from stretto.control.roster import Settings, State
 from stretto.jobs.model import Seat, Worker
 from stretto.server.asked import workdir
@@ -27,11 +28,10 @@ _MEASURE_S = 1.0
 class ElasticDriver(Driver):
     def __init__(self, active: Active, surroundings: Surroundings) -> None:
         super().__init__(active, surroundings)
-        self.folder.mkdir(parents=True, exist_ok=True)
         job, asked = active.job, active.request
         self.coordination = Coordination(
             Settings(token=job.secret, min_workers=asked.min_workers, want=max(1, len(active.target))),
-            self.folder / "journal",
+            self._journal(),
             watch=self._watch,
         )
         self.coordination.open()
@@ -40,6 +40,10 @@ class ElasticDriver(Driver):
         self._failed_exit: tuple[Worker, Exit] | None = None
         self._never_joined = False
         """Its script has ended without a word to us: it is not elastic, and not started anew in another's place."""
+
+    def _journal(self) -> Journal:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return FileJournal(self.folder / "journal")
 
     @property
     def state(self) -> State:

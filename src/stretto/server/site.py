@@ -1,0 +1,134 @@
+"""Where jobs run: everything in which one machine and a cluster differ, besides starting and ending processes.
+
+The loop asks a site how a job is driven, how a worker is launched, what a policy is shown, and what still lies between
+a worker and the place it should have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from stretto.backends.local.restart import last_traceback
+from stretto.backends.protocol import Backend, Exit, Launch
+from stretto.core.decision import Memory
+from stretto.core.policy import Policy
+from stretto.jobs import events as e
+from stretto.jobs.model import Job, Worker
+from stretto.server import asked, deciding, reconcile, view
+from stretto.server.book import Active
+from stretto.server.drivers import driver_for
+from stretto.server.drivers.base import Driver, Surroundings
+from stretto.server.estimates import Estimates
+
+_LOG_TAIL = 20
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What the loop wants decided."""
+
+    jobs: Sequence[Active]
+    """In order of number; nobody who is held back."""
+    most: Mapping[int, int]
+    """Lowers the maximum of some (quotas), by number."""
+    policy: Policy
+    placement: str
+    memory: Memory
+    drained: frozenset[str]
+    now_s: float
+
+
+class Site(Protocol):
+    def pools(self) -> tuple[str, ...]:
+        """The device types, in the order in which verdicts count them."""
+
+    def ask(self, question: Question) -> Callable[[], deciding.Outcome]:
+        """Look at everything now; what is given back decides, in any thread. It raises `PolicyError` and the like."""
+
+    def floor(self, situations: Sequence[reconcile.Situation]) -> reconcile.Floor:
+        """What is free at this moment."""
+
+    def driver(self, active: Active, around: Surroundings) -> Driver: ...
+
+    def launch(self, active: Active, event: e.Launched, size: int, driver: Driver) -> Launch:
+        """What is to be started. So many are launched together."""
+
+    def explained(self, active: Active, worker: Worker, exit: Exit) -> Exit:
+        """The end of a worker that failed, with what a person would look up first."""
+
+
+class LocalSite:
+    """This machine: jobs have folders, logs and the variables of their submitter."""
+
+    def __init__(self, backend: Backend, estimates: Estimates, folder: Path, environment: Mapping[str, str]) -> None:
+        self._backend, self._estimates, self._folder, self._environment = backend, estimates, folder, environment
+
+    def pools(self) -> tuple[str, ...]:
+        return view.Cluster(self._backend.nodes()).pools
+
+    def ask(self, question: Question) -> Callable[[], deciding.Outcome]:
+        jobs, most = question.jobs, question.most
+        cluster = view.Cluster(self._backend.nodes(), question.drained)
+        snapshot = view.snapshot(jobs, cluster, self._estimates, question.now_s, most)
+        seats = {active.number: view.kept(active, most.get(active.number)) for active in jobs if active.target}
+        return partial(deciding.decide, question.policy, question.memory, question.placement, snapshot, seats)
+
+    def floor(self, situations: Sequence[reconcile.Situation]) -> reconcile.Floor:
+        return reconcile.Devices(situations)
+
+    def driver(self, active: Active, around: Surroundings) -> Driver:
+        return driver_for(active, around)
+
+    def launch(self, active: Active, event: e.Launched, size: int, driver: Driver) -> Launch:
+        return self._helper(active, event, driver) if event.helper else self._worker(active, event, size, driver)
+
+    def _worker(self, active: Active, event: e.Launched, size: int, driver: Driver) -> Launch:
+        job, file = active.job, active.file
+        env = asked.environment(job, file, self._environment)
+        env |= driver.environment(event.worker, event.seat, event.member, size)
+        env["STRETTO_JOB_FOLDER"] = str(self._folder / job.id)
+        return Launch(
+            id=event.launch,
+            job=job.number,
+            worker=event.worker,
+            node=event.seat.node,
+            devices=event.seat.devices,
+            command=driver.command(event.member, env),
+            warm=driver.warm,
+            cwd=asked.workdir(job, file),
+            env=env,
+            log=self._log(job, event.worker),
+            cpu_milli=active.request.cpu_milli,
+            memory_mib=active.request.memory_mib,
+            grace_s=file.stop.grace,
+        )
+
+    def _helper(self, active: Active, event: e.Launched, driver: Driver) -> Launch:
+        """It has nothing of the job's surroundings, and no limits."""
+        return Launch(
+            id=event.launch,
+            job=active.number,
+            worker=event.worker,
+            node=event.seat.node,
+            command=driver.helper_command(event.worker),
+            warm=False,
+            cwd=str(self._folder / active.job.id),
+            env={name: self._environment[name] for name in ("PATH", "LANG", "TZ") if name in self._environment},
+            log=self._log(active.job, event.worker),
+            grace_s=active.file.stop.grace,
+        )
+
+    def _log(self, job: Job, worker: str) -> str:
+        folder = self._folder / job.id / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder / f"{worker}.log")
+
+    def explained(self, active: Active, worker: Worker, exit: Exit) -> Exit:
+        """With the end of the script's traceback."""
+        log = self._folder / active.job.id / "logs" / f"{worker.name}.log"
+        lines = last_traceback(log, 0).splitlines()
+        return msgspec.structs.replace(exit, text="\n".join(lines[-_LOG_TAIL:])) if lines else exit
