@@ -353,7 +353,7 @@ class Distant:
 
 def silent(worker: Client) -> bool:
     """Nothing was said for a while."""
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, ConnectionClosed):
         worker.socket.recv(timeout=0.2)
         return False
     return True
