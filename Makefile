@@ -7,16 +7,21 @@ READY := .venv/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint demo bench docs stories pin clean
+.PHONY: help setup test test-kubernetes lint demo bench docs stories pin clean
 
 help:  ## Say what the targets do
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## Make .venv with the versions of constraints.txt
 
 test: lint  ## Run all checks and all tests
 	@scripts/provision haproxy postgresql tmux
 	$(BIN)/pytest -n 2
+
+test-kubernetes: $(READY)  ## Run the tests that need a real Kubernetes: built from Debian's packages once, as root
+	@scripts/provision openssl gcc iproute2 iptables
+	$(BIN)/python -m stretto.testing.kubernetes.building
+	$(BIN)/pytest -m cluster tests/kubernetes
 
 lint: $(READY)  ## Check style, types and layers
 	$(BIN)/ruff check

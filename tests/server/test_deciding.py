@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -56,7 +57,9 @@ def decide(
     shown = [a for a in jobs if a.number not in holds]
     snapshot = view.snapshot(shown, where, estimates or Estimates(), NOW_S, most)
     held = {a.number: a.target for a in shown if a.target}
-    outcome = deciding.decide(plugins.find(policy, {}), None, "fewest-moves", snapshot, held)
+    outcome = deciding.decide(
+        plugins.find(policy, {}), None, "fewest-moves", snapshot, partial(deciding.on_devices, held)
+    )
     return outcome.verdicts, holds
 
 

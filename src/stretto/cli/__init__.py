@@ -37,6 +37,7 @@ app.command(policy)
 for _verb, _where, _help in (
     ("up", "server:up", "Start the server on this machine."),
     ("down", "server:down", "Stop it; jobs go on for a grace."),
+    ("controller", "controller:controller", "Run jobs on Kubernetes."),
     ("run", "run:run", "Run a script or command as a job, and follow it. Options of the script come after --."),
     ("submit", "submit:submit", "Submit a job file."),
     ("ps", "jobs:ps", "List jobs."),

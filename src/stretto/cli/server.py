@@ -65,7 +65,7 @@ def up(
         nodes=nodes or (f"1x{slots}" if slots else ""),
         store=db or "",
         policy=policy,
-        quotas=_quotas(quota),
+        quotas=quotas_of(quota),
         retention_s=words.seconds(retention),
         away_s=words.seconds(away),
         warm=warm,
@@ -105,7 +105,7 @@ def _ready(info: Info, json: bool) -> None:
     sys.stdout.flush()
 
 
-def _quotas(texts: list[str]) -> dict[str, Quota]:
+def quotas_of(texts: list[str]) -> dict[str, Quota]:
     from stretto.server.view import Quota
 
     found: dict[str, Quota] = {}

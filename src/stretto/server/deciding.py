@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from stretto.core.placement import devices
 from stretto.core.policy import Policy
 from stretto.core.snapshot import GPU, IntArray, Snapshot
 from stretto.jobs.model import Seat
+from stretto.server.book import Reasoned
 
 
 class Ground(NamedTuple):
@@ -46,7 +47,7 @@ class Verdict(NamedTuple):
 
     seats: tuple[Seat, ...]
     pool: int
-    ground: Ground
+    ground: Reasoned
     rejected: bool = False
 
 
@@ -57,14 +58,18 @@ class Outcome(msgspec.Struct, frozen=True):
     wake_s: float
 
 
-def decide(policy: Policy, memory: Memory, place: str, view: Snapshot, held: Mapping[int, Sequence[Seat]]) -> Outcome:
-    """`held` are the seats that jobs have now, by job number. Raises `PolicyError` and the like."""
+Seating: TypeAlias = Callable[[Snapshot, IntArray, IntArray], dict[int, tuple[Seat, ...]]]
+"""(view, [job, node] workers, pool) -> the seats of every job that has some, by job number."""
+
+_TRIES = 3
+
+
+def decide(policy: Policy, memory: Memory, place: str, view: Snapshot, seating: Seating) -> Outcome:
+    """Raises `PolicyError` and the like."""
     if not len(view):
         return Outcome({}, memory, math.inf)
-    decision = asking.ask(policy, view, memory)
-    decision = plan.settle(view, decision)
-    placed = _place(place, view, decision) if decision.nodes is None else decision.nodes
-    seats = _seats(view, placed, decision.pool, held)
+    decision, placed = _placed(policy, memory, place, view)
+    seats = seating(view, placed, decision.pool)
     free = float(view.capacity.sum() - (placed.sum(axis=1) * view.width).sum()) / GPU
     turned_away = np.zeros(len(view), np.bool_) if decision.rejected is None else decision.rejected
     columns = (view.job, placed.sum(axis=1), decision.workers, decision.pool, decision.reason, turned_away)
@@ -79,6 +84,23 @@ def decide(policy: Policy, memory: Memory, place: str, view: Snapshot, held: Map
     return Outcome(verdicts, decision.memory, decision.wake_s)
 
 
+def _placed(policy: Policy, memory: Memory, place: str, view: Snapshot) -> tuple[Decision, IntArray]:
+    """What the policy says, and where that is. A policy counts devices and does not see who can reach them: it is asked
+    again with what a job can have at most, so that the others get the rest."""
+    for _ in range(_TRIES):
+        decision = plan.settle(view, asking.ask(policy, view, memory))
+        if decision.nodes is not None and view.reach is None:
+            return decision, decision.nodes
+        placed = _place(place, view, decision)
+        got = placed.sum(axis=1)
+        short = (got < decision.workers) & (got >= view.min_workers)
+        if view.reach is None or not short.any():
+            break
+        high = np.where(short, got, view.max_workers)
+        view = msgspec.structs.replace(view, max_workers=high, requested=np.minimum(view.requested, high))
+    return decision, placed
+
+
 def _place(place: str, view: Snapshot, decision: Decision) -> IntArray:
     """[job, node] workers. Who has none and gets none is no concern of a placement: that is most of a long queue."""
     concerned = (decision.workers > 0) | view.placed.any(axis=1)
@@ -89,10 +111,18 @@ def _place(place: str, view: Snapshot, decision: Decision) -> IntArray:
     return placed
 
 
-def _seats(
-    view: Snapshot, placed: IntArray, pool: IntArray, held: Mapping[int, Sequence[Seat]]
+def on_nodes(view: Snapshot, placed: IntArray, pool: IntArray) -> dict[int, tuple[Seat, ...]]:
+    """Seats on nodes that choose the devices themselves."""
+    found: dict[int, list[Seat]] = {}
+    for j, node in zip(*(axis.tolist() for axis in np.nonzero(placed)), strict=True):
+        found.setdefault(int(view.job[j]), []).extend([Seat(view.nodes.name[node])] * int(placed[j, node]))
+    return {number: tuple(some) for number, some in found.items()}
+
+
+def on_devices(
+    held: Mapping[int, Sequence[Seat]], view: Snapshot, placed: IntArray, pool: IntArray
 ) -> dict[int, tuple[Seat, ...]]:
-    """Devices of every placed worker, by job number."""
+    """Seats with the devices of every worker. `held` are those that jobs have now, by number: they keep them."""
     at = {name: i for i, name in enumerate(view.nodes.name)}
     row = {number: j for j, number in enumerate(view.job.tolist())}
     taken = []

@@ -75,7 +75,8 @@ class LocalSite:
         cluster = view.Cluster(self._backend.nodes(), question.drained)
         snapshot = view.snapshot(jobs, cluster, self._estimates, question.now_s, most)
         seats = {active.number: view.kept(active, most.get(active.number)) for active in jobs if active.target}
-        return partial(deciding.decide, question.policy, question.memory, question.placement, snapshot, seats)
+        seating = partial(deciding.on_devices, seats)
+        return partial(deciding.decide, question.policy, question.memory, question.placement, snapshot, seating)
 
     def floor(self, situations: Sequence[reconcile.Situation]) -> reconcile.Floor:
         return reconcile.Devices(situations)

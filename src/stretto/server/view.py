@@ -10,7 +10,7 @@ import math
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -70,8 +70,17 @@ class Cluster(msgspec.Struct, frozen=True):
         )
 
 
+class Landscape(Protocol):
+    """The nodes, as a snapshot shows them."""
+
+    @property
+    def pools(self) -> tuple[str, ...]: ...
+
+    def columns(self) -> Nodes: ...
+
+
 def snapshot(
-    jobs: Sequence[Active], cluster: Cluster, estimates: Estimates, now_s: float, most: Mapping[int, int]
+    jobs: Sequence[Active], cluster: Landscape, estimates: Estimates, now_s: float, most: Mapping[int, int]
 ) -> Snapshot:
     """All these jobs, in order of number. `most` lowers the maximum of some (quotas)."""
     nodes, pools = cluster.columns(), cluster.pools

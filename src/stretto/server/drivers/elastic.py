@@ -96,7 +96,7 @@ class ElasticDriver(Driver):
         return [name for name in leavers if name not in members]
 
     def exited(self, worker: Worker, exit: Exit, left: int) -> Judgement:
-        self.coordination.exited(worker.name)
+        self._confirm(worker, exit)
         if exit.how == "exited" and exit.status not in (0, EVICTED_CODE) and self._failed_exit is None:
             self._failed_exit = worker, exit
         if exit.how == "exited" and exit.status == 0 and not worker.leaving and self.state.named(worker.name) is None:
@@ -108,6 +108,10 @@ class ElasticDriver(Driver):
         if exit.how == "exited" and exit.status == 0:
             return None
         return None if worker.leaving else Fault(describe(worker, exit))
+
+    def _confirm(self, worker: Worker, exit: Exit) -> None:
+        """Tell the coordinator that its process is gone."""
+        self.coordination.exited(worker.name)
 
     async def close(self) -> None:
         await self.coordination.stop()

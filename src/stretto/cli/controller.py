@@ -1,0 +1,64 @@
+"""`stretto controller`: the control plane of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from stretto.cli import show, words
+from stretto.cli.options import Json
+from stretto.errors import UsageError
+
+
+def controller(
+    *,
+    host: Annotated[str, Parameter(help="Where it listens.")] = "0.0.0.0",
+    port: Annotated[int, Parameter(help="0: any that is free.")] = 8080,
+    url: Annotated[
+        str, Parameter(help="Where workers reach it, ws://HOST:PORT; default: the address it listens on.")
+    ] = "",
+    namespace: Annotated[str, Parameter(help="Where its lease is.")] = "stretto-system",
+    policy: Annotated[str, Parameter(help="The policy that decides.")] = "stretto",
+    set_: Annotated[
+        list[str], Parameter(name="--set", negative=(), help="NAME=VALUE of the policy; may be repeated.")
+    ] = [],  # noqa: B006
+    placement: Annotated[str, Parameter(help="Which node each worker gets.")] = "fewest-moves",
+    quota: Annotated[
+        list[str],
+        Parameter(negative=(), help="NAMESPACE=DEVICES at a time; * is every other; may be repeated."),
+    ] = [],  # noqa: B006
+    gpu_resource: Annotated[str, Parameter(help="What the cluster calls a GPU.")] = "nvidia.com/gpu",
+    context: Annotated[
+        str, Parameter(help="Of the kubeconfig; default: the cluster it runs in, or the current one.")
+    ] = "",
+    kubeconfig: Annotated[str, Parameter(help="Default: KUBECONFIG, or ~/.kube/config.")] = "",
+    lease: Annotated[float, Parameter(help="So many seconds after a leader has died another one takes over.")] = 15.0,
+    json: Json = False,
+) -> None:
+    """Run jobs on Kubernetes: watch ElasticJobs, decide, make and bind their worker pods."""
+    from stretto.api.process import set_up_logging
+    from stretto.cli.server import quotas_of
+    from stretto.kubernetes.controller import Options
+    from stretto.kubernetes.process import Settings, run, serve
+
+    if url and not url.startswith(("ws://", "wss://")):
+        raise UsageError(f"{url!r} is no address of a WebSocket", hint="write ws://HOST:PORT")
+    settings = Settings(
+        options=Options(
+            url=url.rstrip("/"), policy=policy, policy_options=words.pairs(set_), placement=placement,
+            gpu_resource=gpu_resource, quotas=quotas_of(quota),
+        ),
+        host=host, port=port, namespace=namespace, context=context, kubeconfig=kubeconfig, lease_s=lease,
+    )  # fmt: skip
+    set_up_logging()
+    run(serve(settings, lambda address: _ready(address, json)))
+
+
+def _ready(address: str, json: bool) -> None:
+    if json:
+        show.as_json({"address": address})
+        sys.stdout.flush()
+    else:
+        show.note(f"the controller listens on {address}")

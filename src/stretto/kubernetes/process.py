@@ -1,0 +1,122 @@
+"""The controller as a process: it serves at once, competes for the lease, and works while it has it.
+
+A leader that is not one any more ends: whatever it had begun is completed by the next, and its pod is started anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from stretto.api.serving import HttpServer, address_of, bind
+from stretto.errors import StrettoError
+from stretto.kubernetes import access
+from stretto.kubernetes.client import Api
+from stretto.kubernetes.controller import Controller, Options
+from stretto.kubernetes.keeping import Fenced
+from stretto.kubernetes.leading import Leading
+from stretto.kubernetes.serving import Parts, application
+
+_GIVE_WAY_S = 0.0005
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    options: Options
+    """Its `url` may be empty: then it is the address that is listened on."""
+    host: str = "0.0.0.0"
+    port: int = 8080
+    namespace: str = "stretto-system"
+    """Where the lease is."""
+    context: str = ""
+    kubeconfig: str = ""
+    lease_s: float = 15.0
+    connections: int = 64
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """On the fastest event loop there is."""
+    # Policies think in a thread; who waits for it to give way waits so long each time, and the default is 5 ms.
+    sys.setswitchinterval(_GIVE_WAY_S)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
+
+
+async def serve(settings: Settings, ready: Callable[[str], None] = lambda address: None) -> None:
+    """Until SIGTERM or SIGINT, or until the lease is lost (then it raises `Fenced`)."""
+    listening = bind(settings.host, settings.port)
+    address = address_of(listening)
+    options = settings.options
+    if not options.url:
+        options = msgspec.structs.replace(options, url=f"ws://{address}")
+    ending = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+    found = access.find(settings.context, Path(settings.kubeconfig) if settings.kubeconfig else "")
+    async with Api(found, connections=settings.connections, user_agent="stretto-controller") as api:
+        leading = Leading(
+            api, identity, namespace=settings.namespace, duration_s=settings.lease_s,
+            renew_deadline_s=settings.lease_s * 2 / 3, retry_s=settings.lease_s * 2 / 15,
+        )  # fmt: skip
+        parts = Parts(lambda: leading.is_leader)
+        server = HttpServer(application(parts), listening)
+        await server.start()
+        ready(address)
+        try:
+            await _work(api, leading, parts, identity, options, ending)
+        finally:
+            await server.stop()
+            await leading.close()
+
+
+async def _work(
+    api: Api, leading: Leading, parts: Parts, identity: str, options: Options, ending: asyncio.Event
+) -> None:
+    over = asyncio.create_task(ending.wait())
+    leads = asyncio.create_task(leading.acquire())
+    await asyncio.wait([over, leads], return_when=asyncio.FIRST_COMPLETED)
+    if not leads.done():
+        leads.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await leads
+        return
+    parts.controller = Controller(api, leads.result(), identity, options, time.time)  # noqa: TID251
+    work = asyncio.create_task(parts.controller.run())
+    lost = asyncio.create_task(leading.lost.wait())
+    try:
+        await asyncio.wait([over, lost, work], return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            _unwrap(work)
+        if lost.done() and not over.done():
+            raise Fenced("the lease was lost", hint="this controller ends; another one leads")
+    finally:
+        for task in (over, lost, work):
+            task.cancel()
+        await asyncio.gather(over, lost, work, return_exceptions=True)
+        parts.controller = None
+
+
+def _unwrap(work: asyncio.Task[None]) -> None:
+    """The first error of ours in the group, alone."""
+    try:
+        work.result()
+    except BaseExceptionGroup as group:
+        ours = group.subgroup(StrettoError)
+        while ours is not None:
+            first = ours.exceptions[0]
+            if not isinstance(first, BaseExceptionGroup):
+                raise first from None
+            ours = first
+        raise

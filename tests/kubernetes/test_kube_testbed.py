@@ -1,0 +1,509 @@
+"""The test bed itself: the control plane is real, played nodes are taken for real ones, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stretto.errors import Unavailable
+from stretto.testing.kubernetes.building import binaries
+from stretto.testing.kubernetes.control_plane import ControlPlane
+from stretto.testing.kubernetes.fake_nodes import FakeNodes
+from stretto.testing.kubernetes.fake_objects import GPU, POD, RUN_S, FakeNode, fake_pod
+from stretto.testing.kubernetes.guard import cgroup_folders
+from stretto.testing.kubernetes.images import BUSYBOX, USER, WORKER
+from stretto.testing.kubernetes.node import RealNode
+from stretto.testing.kubernetes.processes import run, wait_until
+from stretto.testing.kubernetes.quantities import amount
+
+cluster = pytest.mark.cluster
+
+
+def pod(name: str, namespace: str, *, image: str = "none", command: tuple[str, ...] = (), **spec: Any) -> str:
+    container = {
+        "name": "main",
+        "image": image,
+        "resources": {"limits": spec.pop("limits", {})},
+        "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "readOnlyRootFilesystem": True},
+    }
+    if command:
+        container["command"] = list(command)
+    annotations = spec.pop("annotations", {})
+    made = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "annotations": annotations},
+        "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container], **spec},
+    }
+    return json.dumps(made)
+
+
+def create(control_plane: ControlPlane, text: str) -> None:
+    control_plane.kubectl("create", "-f", "-", text=text)
+
+
+def show(control_plane: ControlPlane, namespace: str, name: str, path: str) -> str:
+    return control_plane.kubectl("get", "pod", name, "--namespace", namespace, "--output", f"jsonpath={{{path}}}")
+
+
+def wait_phase(control_plane: ControlPlane, namespace: str, name: str, phase: str) -> None:
+    wait_until(lambda: show(control_plane, namespace, name, ".status.phase") == phase, f"pod {name} is {phase}")
+
+
+# What needs no cluster.
+
+
+@pytest.mark.parametrize(
+    ("resource", "text", "wanted"),
+    [
+        ("cpu", "2", 2000),
+        ("cpu", "500m", 500),
+        ("cpu", "0.1", 100),
+        ("cpu", "100u", 1),
+        ("memory", "256Gi", 256 << 30),
+        ("memory", "1500M", 1_500_000_000),
+        ("memory", "128974848", 128974848),
+        ("memory", "1.5Ki", 1536),
+        (GPU, "8", 8),
+    ],
+)
+def test_quantities(resource: str, text: str, wanted: int) -> None:
+    assert amount(resource, text) == wanted
+
+
+def test_a_pod_requests_what_its_containers_or_the_largest_first_one_need() -> None:
+    def container(**requests: str) -> dict[str, Any]:
+        return {"name": "c", "resources": {"requests": requests}}
+
+    seen = {
+        "metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": {RUN_S: "1.5"}},
+        "spec": {
+            "containers": [container(cpu="1", memory="1Ki"), container(cpu="500m")],
+            "initContainers": [container(cpu="1"), container(memory="4Ki")],
+            "overhead": {"cpu": "10m"},
+        },
+        "status": {},
+    }
+    found = fake_pod(POD.decode(json.dumps(seen)))
+    assert found.requests == {"pods": 1, "cpu": 1510, "memory": 4096}
+    assert found.run_s == 1.5
+
+
+def test_a_guard_undoes_everything_when_its_process_is_killed(tmp_path: Path) -> None:
+    script = """
+        import pathlib, subprocess, sys, time
+        from stretto.testing.kubernetes.guard import Guard
+        folder = pathlib.Path(sys.argv[1])
+        guard = Guard()
+        (folder / "kept" / "deep").mkdir(parents=True)
+        guard.folder(folder / "kept")
+        guard.command("touch", str(folder / "undone"))
+        stubborn = subprocess.Popen(["sh", "-c", "trap '' TERM; echo started; while :; do sleep 1; done"], stdout=-1)
+        stubborn.stdout.readline()
+        guard.process(stubborn.pid, 0.1)
+        print(stubborn.pid, flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        stubborn = int(owner.stdout.readline())
+        owner.kill()
+    wait_until(lambda: not alive(stubborn), "the guarded process is gone")
+    wait_until(lambda: not (tmp_path / "kept").exists(), "the guarded folder is gone")
+    assert (tmp_path / "undone").exists()
+
+
+def alive(pid: int) -> bool:
+    """A zombie is not: it waits for somebody else to ask for its status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# The control plane.
+
+
+@cluster
+def test_the_api_server_knows_its_users(control_plane: ControlPlane, namespace: str) -> None:
+    control_plane.kubectl("create", "serviceaccount", "reader", "--namespace", namespace)
+    control_plane.kubectl(
+        "create", "rolebinding", "reader", "--clusterrole=view", f"--serviceaccount={namespace}:reader",
+        "--namespace", namespace,
+    )  # fmt: skip
+    token = control_plane.token("reader", namespace)
+    users = {
+        "by token": control_plane.kubeconfig_for(token, f"reader-{namespace}"),
+        "by certificate": control_plane.kubeconfig_as("someone", ["some-group"]),
+    }
+
+    def may(who: str, *words: str) -> bool:
+        command = [str(control_plane.bin / "kubectl"), f"--kubeconfig={users[who]}", "--namespace", namespace]
+        return subprocess.run([*command, "auth", "can-i", *words], capture_output=True, check=False).returncode == 0
+
+    assert may("by token", "list", "pods")
+    assert not may("by token", "create", "pods")
+    assert not may("by certificate", "list", "pods")
+
+
+@cluster
+def test_kubectl_complains_aloud(control_plane: ControlPlane) -> None:
+    with pytest.raises(Unavailable, match=r"namespaces \"nowhere\" not found"):
+        control_plane.kubectl("get", "namespace", "nowhere")
+
+
+@cluster
+def test_the_api_server_can_be_away(control_plane: ControlPlane, namespace: str) -> None:
+    """It comes back at the same address with everything it knew; played nodes bear it."""
+    config = control_plane.kubeconfig
+
+    async def story() -> None:
+        async with FakeNodes(config, [FakeNode(name="away-0", labels={"test": namespace})]) as nodes:
+            create(control_plane, pod("before", namespace, nodeSelector={"test": namespace}))
+            await nodes.wait(lambda: running(nodes, namespace) == {"before"})
+            with control_plane.without_api_server(), pytest.raises(Unavailable):
+                control_plane.kubectl("get", "nodes", "--request-timeout=2s")
+            create(control_plane, pod("after", namespace, nodeSelector={"test": namespace}))
+            await nodes.wait(lambda: running(nodes, namespace) == {"before", "after"})
+
+    asyncio.run(story())
+
+
+# Played nodes.
+
+
+def running(nodes: FakeNodes, namespace: str) -> set[str]:
+    return {pod.name for pod in nodes.pods.values() if pod.namespace == namespace and pod.state == "running"}
+
+
+@cluster
+def test_the_scheduler_fills_played_nodes(control_plane: ControlPlane, namespace: str) -> None:
+    """Pods run where they fit, those that do not fit wait, and room that is released is used."""
+
+    async def story() -> None:
+        described = [FakeNode(name=f"fill-{n}", cpu="4", gpus=2, labels={"test": namespace}) for n in range(2)]
+        async with FakeNodes(control_plane.kubeconfig, described) as nodes:
+            for number in range(5):
+                create(
+                    control_plane,
+                    pod(f"p{number}", namespace, limits={"cpu": "1", GPU: "1"}, nodeSelector={"test": namespace}),
+                )
+            await nodes.wait(lambda: len(running(nodes, namespace)) == 4)
+            waiting = ({f"p{number}" for number in range(5)} - running(nodes, namespace)).pop()
+            assert show(control_plane, namespace, waiting, ".status.phase") == "Pending"
+
+            victim = min(running(nodes, namespace))
+            assert re.fullmatch(r"10\.\d+\.\d+\.\d+", show(control_plane, namespace, victim, ".status.podIP"))
+            control_plane.kubectl("delete", "pod", victim, "--namespace", namespace)
+            await nodes.wait(lambda: waiting in running(nodes, namespace))
+
+    asyncio.run(story())
+
+
+@cluster
+def test_a_played_node_refuses_what_does_not_fit(control_plane: ControlPlane, namespace: str) -> None:
+    async def story() -> None:
+        async with FakeNodes(control_plane.kubeconfig, [FakeNode(name="full-0", cpu="2", gpus=1)]) as nodes:
+            create(control_plane, pod("first", namespace, nodeName="full-0", limits={"cpu": "1500m"}))
+            await nodes.wait(lambda: running(nodes, namespace) == {"first"})
+            create(control_plane, pod("cpu", namespace, nodeName="full-0", limits={"cpu": "600m"}))
+            create(control_plane, pod("gpu", namespace, nodeName="full-0", limits={GPU: "2"}))
+            create(control_plane, pod("fits", namespace, nodeName="full-0", limits={"cpu": "500m", GPU: "1"}))
+            for name in ("cpu", "gpu"):
+                await asyncio.to_thread(wait_phase, control_plane, namespace, name, "Failed")
+            await nodes.wait(lambda: running(nodes, namespace) == {"first", "fits"})
+            assert show(control_plane, namespace, "cpu", ".status.reason") == "OutOfcpu"
+            assert show(control_plane, namespace, "cpu", ".status.message") == (
+                "Pod Node didn't have enough resource: cpu, requested: 600, used: 1500, capacity: 2000"
+            )
+            assert show(control_plane, namespace, "gpu", ".status.reason") == f"OutOf{GPU}"
+
+    asyncio.run(story())
+
+
+@cluster
+def test_pods_on_played_nodes_end(control_plane: ControlPlane, namespace: str) -> None:
+    """By themselves, with the code they are given, or again and again."""
+
+    async def story() -> None:
+        async with FakeNodes(control_plane.kubeconfig, [FakeNode(name="end-0")]) as nodes:
+            create(control_plane, pod("short", namespace, nodeName="end-0", annotations={RUN_S: "0.1"}))
+            create(control_plane, pod("bad", namespace, nodeName="end-0"))
+            create(control_plane, pod("again", namespace, nodeName="end-0", restartPolicy="Always"))
+            await nodes.wait(lambda: {"bad", "again"} <= running(nodes, namespace))
+            for name in ("bad", "again"):
+                found = nodes.pod(namespace, name)
+                assert found is not None
+                await nodes.finish(found, 3)
+            await nodes.wait(lambda: running(nodes, namespace) == {"again"})
+            for name, phase in (("short", "Succeeded"), ("bad", "Failed"), ("again", "Running")):
+                await asyncio.to_thread(wait_phase, control_plane, namespace, name, phase)
+            status = ".status.containerStatuses[0]"
+            assert show(control_plane, namespace, "bad", f"{status}.state.terminated.exitCode") == "3"
+            assert show(control_plane, namespace, "again", f"{status}.restartCount") == "1"
+
+    asyncio.run(story())
+
+
+@cluster
+def test_a_played_node_is_lost_and_comes_back(control_plane: ControlPlane, namespace: str) -> None:
+    """A lost node ends no pods and gets none; back again, it does what was asked of it meanwhile."""
+    ready = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
+
+    async def story() -> None:
+        nodes_wanted = [FakeNode(name="lost-0", labels={"test": namespace})]
+        async with FakeNodes(control_plane.kubeconfig, nodes_wanted) as nodes:
+            create(control_plane, pod("old", namespace, nodeSelector={"test": namespace}))
+            await nodes.wait(lambda: running(nodes, namespace) == {"old"})
+            await nodes.fail("lost-0")
+            assert control_plane.kubectl("get", "node", "lost-0", "--output", ready) == "Unknown"
+            control_plane.kubectl("delete", "pod", "old", "--namespace", namespace, "--wait=false")
+            create(control_plane, pod("new", namespace, nodeSelector={"test": namespace}))
+            unschedulable = '.status.conditions[?(@.type=="PodScheduled")].reason'
+            await asyncio.to_thread(
+                wait_until,
+                lambda: show(control_plane, namespace, "new", unschedulable) == "Unschedulable",
+                "the scheduler leaves a lost node alone",
+            )
+            assert running(nodes, namespace) == {"old"}
+
+            await nodes.recover("lost-0")
+            await nodes.wait(lambda: running(nodes, namespace) == {"new"})
+            assert control_plane.kubectl("get", "node", "lost-0", "--output", ready) == "True"
+
+            await nodes.remove("lost-0")
+            assert control_plane.kubectl("get", "node", "lost-0", "--ignore-not-found") == ""
+            control_plane.kubectl("delete", "pod", "new", "--namespace", namespace, "--force", "--grace-period=0")
+
+    asyncio.run(story())
+
+
+@cluster
+def test_a_silent_node_is_noticed_by_the_controllers(tmp_path: Path) -> None:
+    """Nobody says so: its heartbeats stop. While they come the node stays ready, well beyond the grace."""
+
+    async def story(control_plane: ControlPlane) -> None:
+        described = [FakeNode(name=name) for name in ("steady", "silent")]
+        async with FakeNodes(control_plane.kubeconfig, described, heartbeat_s=0.5) as nodes:
+            nodes.failed.add("silent")
+            shown = ("get", "nodes", "--output", "jsonpath={.items[*].status.conditions[0].status}")
+            # Listed by name: first the silent one.
+            await asyncio.to_thread(
+                wait_until, lambda: control_plane.kubectl(*shown) == "Unknown True", "only the silent node is lost"
+            )
+
+    with ControlPlane(tmp_path, scheduler=False, node_grace_s=4.0) as control_plane:
+        asyncio.run(story(control_plane))
+
+
+@cluster
+def test_played_nodes_as_a_program(control_plane: ControlPlane, namespace: str) -> None:
+    command = [
+        sys.executable, "-m", "stretto.testing.kubernetes.fake_nodes", "--kubeconfig", str(control_plane.kubeconfig),
+        "--nodes", "3", "--prefix", "apart-", "--cpu", "2", "--gpus", "4",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+            create(control_plane, pod("p", namespace, nodeName="apart-2", limits={GPU: "4"}))
+            wait_phase(control_plane, namespace, "p", "Running")
+        finally:
+            program.terminate()
+    assert program.returncode == 0
+    assert "apart-" not in control_plane.kubectl("get", "nodes")
+
+
+@cluster
+def test_without_controllers_pods_still_run(tmp_path: Path) -> None:
+    """What the scheduling tests need least: no controller manager, no scheduler, pods are bound by hand."""
+
+    async def story(control_plane: ControlPlane) -> None:
+        async with FakeNodes(control_plane.kubeconfig, [FakeNode(name="n")]) as nodes:
+            create(control_plane, pod("p", "default", nodeName="n"))
+            await nodes.wait(lambda: running(nodes, "default") == {"p"})
+
+    with ControlPlane(tmp_path, controller_manager=False, scheduler=False) as control_plane:
+        assert set(control_plane.programs) == {"etcd", "kube-apiserver"}
+        asyncio.run(story(control_plane))
+
+
+@cluster
+def test_a_wrong_flag_shows_the_log(tmp_path: Path) -> None:
+    with (
+        pytest.raises(Unavailable, match=r"(?s)kube-apiserver ended.*unknown flag: --no-such-flag"),
+        ControlPlane(tmp_path, api_server_flags=["--no-such-flag"]),
+    ):
+        pytest.fail("it cannot have started")
+    assert processes_with(str(tmp_path)) == []
+
+
+# Real nodes.
+
+
+@cluster
+def test_a_worker_in_a_real_pod(real_node: RealNode, real_namespace: str) -> None:
+    """As nobody, on a read-only file system: torch computes, the API server is where every pod looks for it."""
+    script = """
+        import os, ssl, urllib.request, torch, stretto.torch
+        print("sum", int(torch.arange(5).sum()), "user", os.getuid())
+        place = "/var/run/secrets/kubernetes.io/serviceaccount"
+        url = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}/readyz"
+        request = urllib.request.Request(url, headers={"Authorization": "Bearer " + open(place + "/token").read()})
+        context = ssl.create_default_context(cafile=place + "/ca.crt")
+        print("api", urllib.request.urlopen(request, context=context).read().decode())
+        try:
+            open("/usr/local/written", "w")
+        except OSError as error:
+            print("refused", error.strerror)
+    """
+    control_plane = real_node.control_plane
+    command = ("python", "-c", textwrap.dedent(script))
+    create(control_plane, pod("worker", real_namespace, image=WORKER, command=command))
+    wait_phase(control_plane, real_namespace, "worker", "Succeeded")
+    said = control_plane.kubectl("logs", "worker", "--namespace", real_namespace)
+    assert said.splitlines() == [f"sum 10 user {USER}", "api ok", "refused Read-only file system"]
+
+
+@cluster
+def test_pods_of_two_nodes_and_the_machine_reach_each_other(
+    real_node: RealNode, second_node: RealNode, real_namespace: str
+) -> None:
+    control_plane = real_node.control_plane
+    serve = ("sh", "-c", "exec httpd -f -p 8080 -h /etc")
+    for name, node in (("one", real_node), ("two", second_node)):
+        create(control_plane, pod(name, real_namespace, image=BUSYBOX, command=serve, nodeName=node.name))
+    for name in ("one", "two"):
+        wait_phase(control_plane, real_namespace, name, "Running")
+    addresses = {name: show(control_plane, real_namespace, name, ".status.podIP") for name in ("one", "two")}
+
+    def fetch(pod: str, address: str, port: int = 8080) -> str:
+        words = ("exec", pod, "--namespace", real_namespace, "--")
+        return control_plane.kubectl(*words, "wget", "-T", "5", "-qO-", f"http://{address}:{port}/passwd")
+
+    assert "worker" in fetch("one", addresses["two"])
+    assert "worker" in fetch("two", addresses["one"])
+    assert "worker" in run("curl", "-sf", "--max-time", "5", f"http://{addresses['two']}:8080/passwd")
+    with served(real_node.address) as port:
+        for name in ("one", "two"):
+            assert fetch(name, real_node.address, port) == "the machine"
+
+
+class _Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"the machine")
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Not among the tests' output."""
+
+
+@contextlib.contextmanager
+def served(address: str) -> Iterator[int]:
+    """The port of a page at that address of the machine."""
+    with http.server.HTTPServer((address, 0), _Page) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@cluster
+def test_a_real_node_loses_power(second_node: RealNode, real_namespace: str) -> None:
+    """Every process on it is gone at once; started again, it runs pods as before."""
+    control_plane = second_node.control_plane
+    sleep = ("sleep", "1000")
+    create(control_plane, pod("a", real_namespace, image=BUSYBOX, command=sleep, nodeName=second_node.name))
+    wait_phase(control_plane, real_namespace, "a", "Running")
+    assert cgroup_processes(second_node.cgroup)
+    second_node.lose()
+    wait_until(lambda: not cgroup_processes(second_node.cgroup), "no process of the node is left")
+    second_node.start()
+    create(control_plane, pod("b", real_namespace, image=BUSYBOX, command=sleep, nodeName=second_node.name))
+    wait_phase(control_plane, real_namespace, "b", "Running")
+
+
+def cgroup_processes(name: str) -> list[str]:
+    return [
+        pid for root in cgroup_folders(name) for file in root.rglob("cgroup.procs") for pid in file.read_text().split()
+    ]
+
+
+@cluster
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["closed", "killed"])
+def test_nothing_is_left(tmp_path: Path, number: signal.Signals, can_run_kubernetes: None) -> None:
+    """Whether a test bed is closed or its process is killed: processes, links, mounts, cgroups, folders, settings."""
+    script = """
+        import json, pathlib, signal, sys
+        from stretto.testing.kubernetes.control_plane import ControlPlane
+        from stretto.testing.kubernetes.node import RealNode
+        from stretto.testing.kubernetes.pod_network import PodNetwork
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
+        with PodNetwork() as network, ControlPlane(pathlib.Path(sys.argv[1])) as control_plane:
+            with RealNode(control_plane, "n", network) as node:
+                found = {"bridge": network.bridge, "cgroup": node.cgroup, "folder": str(node.folder)}
+                print(json.dumps(found), flush=True)
+                signal.pause()
+    """
+    before = machine()
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        try:
+            assert owner.stdout is not None
+            made = json.loads(owner.stdout.readline())
+            kubectl = (str(binaries() / "kubectl"), f"--kubeconfig={tmp_path / 'admin.kubeconfig'}")
+            run(*kubectl, "create", "-f", "-", text=pod("p", "default", image=BUSYBOX, command=("sleep", "1000")))
+            wait_until(lambda: len(cgroup_processes(made["cgroup"])) >= 2, "the pod runs")
+            assert processes_with(made["folder"])
+        finally:
+            owner.send_signal(number)
+    gone: dict[str, Callable[[], bool]] = {
+        "processes": lambda: not processes_with(made["folder"]) and not processes_with(str(tmp_path)),
+        "cgroups": lambda: cgroup_folders(made["cgroup"]) == [],
+        "link": lambda: not Path("/sys/class/net", made["bridge"]).exists(),
+        "folder": lambda: not Path(made["folder"]).exists(),
+        "the rest": lambda: machine() == before,
+    }
+    for what, condition in gone.items():
+        wait_until(condition, f"nothing is left: {what}")
+
+
+def processes_with(text: str) -> list[int]:
+    """Whose command line names it; not this one."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid() and alive(int(folder.name)):
+            try:
+                if text.encode() in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
+def machine() -> dict[str, object]:
+    """What a kubelet is known to change."""
+    settings = (
+        "vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward",
+    )  # fmt: skip
+    folders = ("/var/lib", "/var/log", "/run", "/run/netns", "/dev/shm", "/etc", "/opt")
+    return {
+        **{name: Path("/proc/sys", name).read_text() for name in settings},
+        **{name: sorted(os.listdir(name)) for name in folders if Path(name).exists()},
+        "mounts": Path("/proc/self/mountinfo").read_text(),
+    }
