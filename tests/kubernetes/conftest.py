@@ -75,4 +75,4 @@ def _namespace(control_plane: ControlPlane) -> Iterator[str]:
     name = f"test-{secrets.token_hex(4)}"
     control_plane.create_namespace(name)
     yield name
-    control_plane.kubectl("delete", "namespace", name, "--timeout=60s")
+    control_plane.delete_namespace(name)

@@ -88,9 +88,10 @@ class ScriptedApi:
         assert task is not None
         self._tasks.add(task)
         try:
-            while (asked := await _read(reader)) is not None:
+            early = b""
+            while (asked := await _read(reader, early)) is not None:
                 self.asked.append(asked)
-                await self._script(asked, Reply(writer))
+                early = await self._answered(asked, reader, writer)
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
@@ -99,10 +100,25 @@ class ScriptedApi:
                 await writer.wait_closed()
             self._tasks.discard(task)
 
+    async def _answered(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        """Until the script is through or the client has gone; gives what came of the next request meanwhile."""
+        script = asyncio.ensure_future(self._script(asked, Reply(writer)))
+        listening = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait({script, listening}, return_when=asyncio.FIRST_COMPLETED)
+            if listening.done() and not script.done() and not listening.result():
+                script.cancel()
+            await script
+        finally:
+            script.cancel()
+            listening.cancel()
+            await asyncio.gather(script, listening, return_exceptions=True)
+        return b"" if listening.cancelled() else listening.result()
 
-async def _read(reader: asyncio.StreamReader) -> Asked | None:
+
+async def _read(reader: asyncio.StreamReader, early: bytes) -> Asked | None:
     try:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        head = (early + await reader.readuntil(b"\r\n\r\n")).decode()
     except asyncio.IncompleteReadError:
         return None
     first, *lines = head.rstrip().split("\r\n")

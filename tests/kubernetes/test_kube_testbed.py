@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.server
 import json
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 
 from stretto.errors import Unavailable
+from stretto.testing.kubernetes.background_nodes import BackgroundNodes
 from stretto.testing.kubernetes.building import binaries
 from stretto.testing.kubernetes.control_plane import ControlPlane
 from stretto.testing.kubernetes.fake_nodes import FakeNodes
@@ -170,18 +170,13 @@ def test_kubectl_complains_aloud(control_plane: ControlPlane) -> None:
 @cluster
 def test_the_api_server_can_be_away(control_plane: ControlPlane, namespace: str) -> None:
     """It comes back at the same address with everything it knew; played nodes bear it."""
-    config = control_plane.kubeconfig
-
-    async def story() -> None:
-        async with FakeNodes(config, [FakeNode(name="away-0", labels={"test": namespace})]) as nodes:
-            create(control_plane, pod("before", namespace, nodeSelector={"test": namespace}))
-            await nodes.wait(lambda: running(nodes, namespace) == {"before"})
-            with control_plane.without_api_server(), pytest.raises(Unavailable):
-                control_plane.kubectl("get", "nodes", "--request-timeout=2s")
-            create(control_plane, pod("after", namespace, nodeSelector={"test": namespace}))
-            await nodes.wait(lambda: running(nodes, namespace) == {"before", "after"})
-
-    asyncio.run(story())
+    with BackgroundNodes(control_plane.kubeconfig, [FakeNode(name="away-0", labels={"test": namespace})]) as nodes:
+        create(control_plane, pod("before", namespace, nodeSelector={"test": namespace}))
+        nodes.wait(lambda agent: running(agent, namespace) == {"before"})
+        with control_plane.without_api_server(), pytest.raises(Unavailable):
+            control_plane.kubectl("get", "nodes", "--request-timeout=2s")
+        create(control_plane, pod("after", namespace, nodeSelector={"test": namespace}))
+        nodes.wait(lambda agent: running(agent, namespace) == {"before", "after"})
 
 
 # Played nodes.
@@ -194,121 +189,106 @@ def running(nodes: FakeNodes, namespace: str) -> set[str]:
 @cluster
 def test_the_scheduler_fills_played_nodes(control_plane: ControlPlane, namespace: str) -> None:
     """Pods run where they fit, those that do not fit wait, and room that is released is used."""
+    described = [FakeNode(name=f"fill-{n}", cpu="4", gpus=2, labels={"test": namespace}) for n in range(2)]
+    with BackgroundNodes(control_plane.kubeconfig, described) as nodes:
+        names = {f"p{number}" for number in range(5)}
+        for name in names:
+            limits = {"cpu": "1", GPU: "1"}
+            create(control_plane, pod(name, namespace, limits=limits, nodeSelector={"test": namespace}))
+        nodes.wait(lambda agent: len(running(agent, namespace)) == 4)
+        first = nodes.ask(lambda agent: running(agent, namespace))
+        (waiting,) = names - first
+        assert show(control_plane, namespace, waiting, ".status.phase") == "Pending"
 
-    async def story() -> None:
-        described = [FakeNode(name=f"fill-{n}", cpu="4", gpus=2, labels={"test": namespace}) for n in range(2)]
-        async with FakeNodes(control_plane.kubeconfig, described) as nodes:
-            for number in range(5):
-                create(
-                    control_plane,
-                    pod(f"p{number}", namespace, limits={"cpu": "1", GPU: "1"}, nodeSelector={"test": namespace}),
-                )
-            await nodes.wait(lambda: len(running(nodes, namespace)) == 4)
-            waiting = ({f"p{number}" for number in range(5)} - running(nodes, namespace)).pop()
-            assert show(control_plane, namespace, waiting, ".status.phase") == "Pending"
-
-            victim = min(running(nodes, namespace))
-            assert re.fullmatch(r"10\.\d+\.\d+\.\d+", show(control_plane, namespace, victim, ".status.podIP"))
-            control_plane.kubectl("delete", "pod", victim, "--namespace", namespace)
-            await nodes.wait(lambda: waiting in running(nodes, namespace))
-
-    asyncio.run(story())
+        victim = min(first)
+        wait_phase(control_plane, namespace, victim, "Running")
+        assert re.fullmatch(r"10\.\d+\.\d+\.\d+", show(control_plane, namespace, victim, ".status.podIP"))
+        control_plane.kubectl("delete", "pod", victim, "--namespace", namespace)
+        nodes.wait(lambda agent: waiting in running(agent, namespace))
 
 
 @cluster
 def test_a_played_node_refuses_what_does_not_fit(control_plane: ControlPlane, namespace: str) -> None:
-    async def story() -> None:
-        async with FakeNodes(control_plane.kubeconfig, [FakeNode(name="full-0", cpu="2", gpus=1)]) as nodes:
-            create(control_plane, pod("first", namespace, nodeName="full-0", limits={"cpu": "1500m"}))
-            await nodes.wait(lambda: running(nodes, namespace) == {"first"})
-            create(control_plane, pod("cpu", namespace, nodeName="full-0", limits={"cpu": "600m"}))
-            create(control_plane, pod("gpu", namespace, nodeName="full-0", limits={GPU: "2"}))
-            create(control_plane, pod("fits", namespace, nodeName="full-0", limits={"cpu": "500m", GPU: "1"}))
-            for name in ("cpu", "gpu"):
-                await asyncio.to_thread(wait_phase, control_plane, namespace, name, "Failed")
-            await nodes.wait(lambda: running(nodes, namespace) == {"first", "fits"})
-            assert show(control_plane, namespace, "cpu", ".status.reason") == "OutOfcpu"
-            assert show(control_plane, namespace, "cpu", ".status.message") == (
-                "Pod Node didn't have enough resource: cpu, requested: 600, used: 1500, capacity: 2000"
-            )
-            assert show(control_plane, namespace, "gpu", ".status.reason") == f"OutOf{GPU}"
-
-    asyncio.run(story())
+    with BackgroundNodes(control_plane.kubeconfig, [FakeNode(name="full-0", cpu="2", gpus=1)]) as nodes:
+        create(control_plane, pod("first", namespace, nodeName="full-0", limits={"cpu": "1500m"}))
+        nodes.wait(lambda agent: running(agent, namespace) == {"first"})
+        create(control_plane, pod("cpu", namespace, nodeName="full-0", limits={"cpu": "600m"}))
+        create(control_plane, pod("gpu", namespace, nodeName="full-0", limits={GPU: "2"}))
+        create(control_plane, pod("fits", namespace, nodeName="full-0", limits={"cpu": "500m", GPU: "1"}))
+        for name in ("cpu", "gpu"):
+            wait_phase(control_plane, namespace, name, "Failed")
+        nodes.wait(lambda agent: running(agent, namespace) == {"first", "fits"})
+        assert show(control_plane, namespace, "cpu", ".status.reason") == "OutOfcpu"
+        assert show(control_plane, namespace, "cpu", ".status.message") == (
+            "Pod Node didn't have enough resource: cpu, requested: 600, used: 1500, capacity: 2000"
+        )
+        assert show(control_plane, namespace, "gpu", ".status.reason") == f"OutOf{GPU}"
 
 
 @cluster
 def test_pods_on_played_nodes_end(control_plane: ControlPlane, namespace: str) -> None:
     """By themselves, with the code they are given, or again and again."""
 
-    async def story() -> None:
-        async with FakeNodes(control_plane.kubeconfig, [FakeNode(name="end-0")]) as nodes:
-            create(control_plane, pod("short", namespace, nodeName="end-0", annotations={RUN_S: "0.1"}))
-            create(control_plane, pod("bad", namespace, nodeName="end-0"))
-            create(control_plane, pod("again", namespace, nodeName="end-0", restartPolicy="Always"))
-            await nodes.wait(lambda: {"bad", "again"} <= running(nodes, namespace))
-            for name in ("bad", "again"):
-                found = nodes.pod(namespace, name)
-                assert found is not None
-                await nodes.finish(found, 3)
-            await nodes.wait(lambda: running(nodes, namespace) == {"again"})
-            for name, phase in (("short", "Succeeded"), ("bad", "Failed"), ("again", "Running")):
-                await asyncio.to_thread(wait_phase, control_plane, namespace, name, phase)
-            status = ".status.containerStatuses[0]"
-            assert show(control_plane, namespace, "bad", f"{status}.state.terminated.exitCode") == "3"
-            assert show(control_plane, namespace, "again", f"{status}.restartCount") == "1"
+    async def finish(agent: FakeNodes, name: str, code: int) -> None:
+        found = agent.pod(namespace, name)
+        assert found is not None
+        await agent.finish(found, code)
 
-    asyncio.run(story())
+    with BackgroundNodes(control_plane.kubeconfig, [FakeNode(name="end-0")]) as nodes:
+        create(control_plane, pod("short", namespace, nodeName="end-0", annotations={RUN_S: "0.1"}))
+        create(control_plane, pod("bad", namespace, nodeName="end-0"))
+        create(control_plane, pod("again", namespace, nodeName="end-0", restartPolicy="Always"))
+        nodes.wait(lambda agent: {"bad", "again"} <= running(agent, namespace))
+        nodes.do(lambda agent: finish(agent, "bad", 3))
+        nodes.do(lambda agent: finish(agent, "again", 3))
+        nodes.wait(lambda agent: running(agent, namespace) == {"again"})
+        for name, phase in (("short", "Succeeded"), ("bad", "Failed"), ("again", "Running")):
+            wait_phase(control_plane, namespace, name, phase)
+        status = ".status.containerStatuses[0]"
+        assert show(control_plane, namespace, "bad", f"{status}.state.terminated.exitCode") == "3"
+        assert show(control_plane, namespace, "again", f"{status}.restartCount") == "1"
+
+
+READY = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
 
 
 @cluster
 def test_a_played_node_is_lost_and_comes_back(control_plane: ControlPlane, namespace: str) -> None:
     """A lost node ends no pods and gets none; back again, it does what was asked of it meanwhile."""
-    ready = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
+    with BackgroundNodes(control_plane.kubeconfig, [FakeNode(name="lost-0", labels={"test": namespace})]) as nodes:
+        create(control_plane, pod("old", namespace, nodeSelector={"test": namespace}))
+        nodes.wait(lambda agent: running(agent, namespace) == {"old"})
+        nodes.do(lambda agent: agent.fail("lost-0"))
+        assert control_plane.kubectl("get", "node", "lost-0", "--output", READY) == "Unknown"
+        control_plane.kubectl("delete", "pod", "old", "--namespace", namespace, "--wait=false")
+        create(control_plane, pod("new", namespace, nodeSelector={"test": namespace}))
+        why = '.status.conditions[?(@.type=="PodScheduled")].reason'
+        wait_until(lambda: show(control_plane, namespace, "new", why) == "Unschedulable", "a lost node is left alone")
+        assert nodes.ask(lambda agent: running(agent, namespace)) == {"old"}
 
-    async def story() -> None:
-        nodes_wanted = [FakeNode(name="lost-0", labels={"test": namespace})]
-        async with FakeNodes(control_plane.kubeconfig, nodes_wanted) as nodes:
-            create(control_plane, pod("old", namespace, nodeSelector={"test": namespace}))
-            await nodes.wait(lambda: running(nodes, namespace) == {"old"})
-            await nodes.fail("lost-0")
-            assert control_plane.kubectl("get", "node", "lost-0", "--output", ready) == "Unknown"
-            control_plane.kubectl("delete", "pod", "old", "--namespace", namespace, "--wait=false")
-            create(control_plane, pod("new", namespace, nodeSelector={"test": namespace}))
-            unschedulable = '.status.conditions[?(@.type=="PodScheduled")].reason'
-            await asyncio.to_thread(
-                wait_until,
-                lambda: show(control_plane, namespace, "new", unschedulable) == "Unschedulable",
-                "the scheduler leaves a lost node alone",
-            )
-            assert running(nodes, namespace) == {"old"}
+        nodes.do(lambda agent: agent.recover("lost-0"))
+        nodes.wait(lambda agent: running(agent, namespace) == {"new"})
+        assert control_plane.kubectl("get", "node", "lost-0", "--output", READY) == "True"
 
-            await nodes.recover("lost-0")
-            await nodes.wait(lambda: running(nodes, namespace) == {"new"})
-            assert control_plane.kubectl("get", "node", "lost-0", "--output", ready) == "True"
-
-            await nodes.remove("lost-0")
-            assert control_plane.kubectl("get", "node", "lost-0", "--ignore-not-found") == ""
-            control_plane.kubectl("delete", "pod", "new", "--namespace", namespace, "--force", "--grace-period=0")
-
-    asyncio.run(story())
+        nodes.do(lambda agent: agent.remove("lost-0"))
+        assert control_plane.kubectl("get", "node", "lost-0", "--ignore-not-found") == ""
 
 
 @cluster
 def test_a_silent_node_is_noticed_by_the_controllers(tmp_path: Path) -> None:
-    """Nobody says so: its heartbeats stop. While they come the node stays ready, well beyond the grace."""
+    """Nobody says so: its heartbeats stop. Those of the other one go on, and it stays ready."""
+    described = [FakeNode(name=name) for name in ("steady", "silent")]
+    with (
+        ControlPlane(tmp_path, scheduler=False, node_grace_s=4.0) as control_plane,
+        BackgroundNodes(control_plane.kubeconfig, described, heartbeat_s=0.5) as nodes,
+    ):
+        nodes.ask(lambda agent: agent.failed.add("silent"))
 
-    async def story(control_plane: ControlPlane) -> None:
-        described = [FakeNode(name=name) for name in ("steady", "silent")]
-        async with FakeNodes(control_plane.kubeconfig, described, heartbeat_s=0.5) as nodes:
-            nodes.failed.add("silent")
-            shown = ("get", "nodes", "--output", "jsonpath={.items[*].status.conditions[0].status}")
-            # Listed by name: first the silent one.
-            await asyncio.to_thread(
-                wait_until, lambda: control_plane.kubectl(*shown) == "Unknown True", "only the silent node is lost"
-            )
+        def ready(name: str) -> str:
+            return control_plane.kubectl("get", "node", name, "--output", READY)
 
-    with ControlPlane(tmp_path, scheduler=False, node_grace_s=4.0) as control_plane:
-        asyncio.run(story(control_plane))
+        wait_until(lambda: ready("silent") == "Unknown", "the silent node is lost")
+        assert ready("steady") == "True"
 
 
 @cluster
@@ -332,15 +312,13 @@ def test_played_nodes_as_a_program(control_plane: ControlPlane, namespace: str) 
 @cluster
 def test_without_controllers_pods_still_run(tmp_path: Path) -> None:
     """What the scheduling tests need least: no controller manager, no scheduler, pods are bound by hand."""
-
-    async def story(control_plane: ControlPlane) -> None:
-        async with FakeNodes(control_plane.kubeconfig, [FakeNode(name="n")]) as nodes:
-            create(control_plane, pod("p", "default", nodeName="n"))
-            await nodes.wait(lambda: running(nodes, "default") == {"p"})
-
-    with ControlPlane(tmp_path, controller_manager=False, scheduler=False) as control_plane:
+    with (
+        ControlPlane(tmp_path, controller_manager=False, scheduler=False) as control_plane,
+        BackgroundNodes(control_plane.kubeconfig, [FakeNode(name="n")]) as nodes,
+    ):
         assert set(control_plane.programs) == {"etcd", "kube-apiserver"}
-        asyncio.run(story(control_plane))
+        create(control_plane, pod("p", "default", nodeName="n"))
+        nodes.wait(lambda agent: running(agent, "default") == {"p"})
 
 
 @cluster
@@ -394,7 +372,7 @@ def test_pods_of_two_nodes_and_the_machine_reach_each_other(
 
     def fetch(pod: str, address: str, port: int = 8080) -> str:
         words = ("exec", pod, "--namespace", real_namespace, "--")
-        return control_plane.kubectl(*words, "wget", "-T", "5", "-qO-", f"http://{address}:{port}/passwd")
+        return control_plane.kubectl(*words, "wget", "-qO-", f"http://{address}:{port}/passwd")
 
     assert "worker" in fetch("one", addresses["two"])
     assert "worker" in fetch("two", addresses["one"])
@@ -460,7 +438,7 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals, can_run_kuberne
                 print(json.dumps(found), flush=True)
                 signal.pause()
     """
-    before = machine()
+    before, kernel = entries(), settings()
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
         try:
@@ -477,10 +455,11 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals, can_run_kuberne
         "cgroups": lambda: cgroup_folders(made["cgroup"]) == [],
         "link": lambda: not Path("/sys/class/net", made["bridge"]).exists(),
         "folder": lambda: not Path(made["folder"]).exists(),
-        "the rest": lambda: machine() == before,
+        "entries": lambda: entries() <= before,
     }
     for what, condition in gone.items():
         wait_until(condition, f"nothing is left: {what}")
+    assert settings() == kernel
 
 
 def processes_with(text: str) -> list[int]:
@@ -496,14 +475,20 @@ def processes_with(text: str) -> list[int]:
     return found
 
 
-def machine() -> dict[str, object]:
-    """What a kubelet is known to change."""
-    settings = (
-        "vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward",
-    )  # fmt: skip
-    folders = ("/var/lib", "/var/log", "/run", "/run/netns", "/dev/shm", "/etc", "/opt")
-    return {
-        **{name: Path("/proc/sys", name).read_text() for name in settings},
-        **{name: sorted(os.listdir(name)) for name in folders if Path(name).exists()},
-        "mounts": Path("/proc/self/mountinfo").read_text(),
-    }
+SETTINGS = (
+    "vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward",
+)  # fmt: skip
+FOLDERS = ("/var/lib", "/var/log", "/run", "/run/netns", "/etc", "/opt", "/tmp", "/dev/shm")
+
+
+def settings() -> dict[str, str]:
+    """Those that kubelets and network plugins are known to change."""
+    return {name: Path("/proc/sys", name).read_text() for name in SETTINGS}
+
+
+def entries() -> set[str]:
+    """What a test bed could leave in the machine's folders, and the mounts; others may be at work in them too."""
+    ours = re.compile("stretto-(node|etcd)-|kubelet|containerd|cni|pods|containers")
+    files = {str(file) for folder in FOLDERS if Path(folder).exists() for file in Path(folder).iterdir()}
+    mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    return {path for path in files | mounts if ours.search(path)}

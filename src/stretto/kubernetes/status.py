@@ -1,4 +1,7 @@
-"""What is told of a job in its object's status, and how a job is known again from it. Pure."""
+"""What is told of a job in its object's status, and how a job is known again from it. Pure.
+
+No text is empty: some API servers take an empty text for none, and refuse the whole status.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def describe(view: View, before: Mapping[str, Any], now_s: float) -> dict[str, A
     told: dict[str, Any] = {
         "phase": PHASES[job.phase],
         "reason": token(view.reason.name),
-        "message": _short(job.message if job.ended and job.message else view.reason.text),
+        "message": _short(job.message if job.ended and job.message else view.reason.text) or None,
         "waitingFor": waiting,
         "workers": has,
         "size": f"{has}/{job.min_workers}..{job.max_workers}",
@@ -143,7 +146,7 @@ def conditions(
         since = was["lastTransitionTime"] if was is not None and same else stamp(now_s)
         told.append(
             {
-                "type": kind, "status": status, "reason": reason, "message": _short(message),
+                "type": kind, "status": status, "reason": reason, "message": _short(message) or reason,
                 "lastTransitionTime": since, "observedGeneration": generation,
             }
         )  # fmt: skip

@@ -94,7 +94,7 @@ class FakeNodes:
             self._spawn(self._beat())
         except BaseException:
             await self._cancel()
-            self._http.close()
+            await self._http.close()
             raise
         return self
 
@@ -104,7 +104,7 @@ class FakeNodes:
         await self._cancel()
         leaving = [*map(self._delete, self.pods.values()), *map(self._delete_node, self.nodes)]
         await asyncio.gather(*leaving, return_exceptions=True)
-        self._http.close()
+        await self._http.close()
         if self._error is not None and error is None:
             raise self._error
 

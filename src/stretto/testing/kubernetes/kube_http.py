@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -70,24 +71,15 @@ class KubeHttp:
         self._open: set[_Connection] = set()
         self._turn = asyncio.Semaphore(connections)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for connection in list(self._open):
-            connection.close()
+            await self._drop(connection)
 
     async def request(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> bytes:
         """The body of the answer; an answer of 400 or more is an `ApiError`, a broken connection an `OSError`."""
         encoded = msgspec.json.encode(body) if body is not None else b""
         async with self._turn:
-            used = self._idle.pop() if self._idle else None
-            if used is None or used.closed:
-                used = await self._connect()
-            try:
-                status = await used.ask(method, path, encoded, kind)
-                answer = b"".join([block async for block in used.blocks()])
-            except BaseException:
-                self._drop(used)
-                raise
-            self._idle.append(used)
+            status, answer = await self._ask(method, path, encoded, kind)
         if status >= 400:
             raise ApiError(status, f"{method} {path}: {status} {answer[:500].decode(errors='replace')}")
         return answer
@@ -102,7 +94,25 @@ class KubeHttp:
                 raise ApiError(status, f"GET {path}: {status}")
             yield _lines(connection.blocks())
         finally:
-            self._drop(connection)
+            await self._drop(connection)
+
+    async def _ask(self, method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
+        while True:
+            fresh = not self._idle
+            used = await self._connect() if fresh else self._idle.pop()
+            try:
+                status = await used.ask(method, path, body, kind)
+                answer = b"".join([block async for block in used.blocks()])
+            except BaseException as error:
+                await self._drop(used)
+                if fresh or not isinstance(error, OSError):
+                    raise
+                continue  # The server may have ended a connection that nobody used.
+            if used.over:
+                await self._drop(used)
+            else:
+                self._idle.append(used)
+            return status, answer
 
     async def _connect(self) -> _Connection:
         reader, writer = await asyncio.open_connection(
@@ -112,9 +122,9 @@ class KubeHttp:
         self._open.add(connection)
         return connection
 
-    def _drop(self, connection: _Connection) -> None:
-        connection.close()
+    async def _drop(self, connection: _Connection) -> None:
         self._open.discard(connection)
+        await connection.close()
 
 
 class _Connection:
@@ -125,7 +135,8 @@ class _Connection:
         self._fixed = f"Host: {access.host}:{access.port}\r\nAccept: application/json\r\n"
         if access.authorization:
             self._fixed += f"Authorization: {access.authorization}\r\n"
-        self.closed = False
+        self.over = False
+        """The server takes no further request on it."""
 
     async def ask(self, method: str, path: str, body: bytes, kind: str) -> int:
         self._headed = self._complete = False
@@ -148,7 +159,6 @@ class _Connection:
     async def _feed(self) -> None:
         data = await self._reader.read(_BLOCK_BYTES)
         if not data:
-            self.close()
             raise ConnectionResetError("the API server closed the connection")
         self._parser.feed_data(data)
 
@@ -160,12 +170,13 @@ class _Connection:
 
     def on_message_complete(self) -> None:
         self._complete = True
-        if not self._parser.should_keep_alive():
-            self.close()
+        self.over = not self._parser.should_keep_alive()
 
-    def close(self) -> None:
-        self.closed = True
-        self._writer.close()
+    async def close(self) -> None:
+        """At once: nobody waits for the server's good-bye."""
+        self._writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
 
 async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -226,6 +226,8 @@ root = "{self.folder}/containerd"
 state = "{self.folder}/containerd-state"
 [grpc]
 address = "{self._socket}"
+[plugins."io.containerd.internal.v1.opt"]
+path = "{self.folder}/opt"
 [{cri}]
 sandbox_image = "{PAUSE}"
 restrict_oom_score_adj = true

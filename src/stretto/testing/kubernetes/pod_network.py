@@ -21,7 +21,6 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
@@ -32,7 +31,7 @@ from stretto.testing.kubernetes.processes import run
 RANGE = ipaddress.ip_network("10.244.0.0/16")
 BLOCK_BITS = 20
 NODES = 14
-_LOCK = Path("/tmp/stretto-pod-networks.lock")
+_LOCKED = "/sys/class/net"
 
 
 class Seat(NamedTuple):
@@ -111,10 +110,13 @@ def need_root(what: str) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Two test runs must not find the same block free."""
-    with _LOCK.open("w") as lock:
+    """Two test runs must not find the same block free: the machine's list of links is the lock."""
+    lock = os.open(_LOCKED, os.O_RDONLY | os.O_DIRECTORY)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def _free_block() -> ipaddress.IPv4Network:

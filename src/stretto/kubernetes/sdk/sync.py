@@ -1,0 +1,203 @@
+"""The synchronous client of a cluster: the asynchronous one, on an event loop in a thread of its own.
+
+So it works from several threads, and where another event loop runs already (a notebook). A call that is interrupted is
+cancelled over there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stretto.client.calls import Ref, Source
+from stretto.client.documents import Event, Job, Piece, Why
+from stretto.client.streams import RESTART_S
+from stretto.kubernetes.client import REQUEST_TIMEOUT_S
+from stretto.kubernetes.sdk.asynchronous import AsyncKubernetesClient
+
+T = TypeVar("T")
+
+
+class KubernetesClient:
+    """`AsyncKubernetesClient` for programs that are not asynchronous; see there."""
+
+    def __init__(
+        self,
+        context: str = "",
+        *,
+        kubeconfig: str | Path = "",
+        namespace: str = "",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
+        self._client = AsyncKubernetesClient(context, kubeconfig=kubeconfig, namespace=namespace, timeout_s=timeout_s)
+        self.server, self.namespace = self._client.server, self._client.namespace
+        self._loop = _Loop()
+
+    def __enter__(self) -> KubernetesClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._loop.close(self._client.close)
+
+    def submit(
+        self,
+        source: Source,
+        *,
+        name: str | None = None,
+        image: str | None = None,
+        namespace: str | None = None,
+        env: Mapping[str, str] | None = None,
+        template: Mapping[str, Any] | None = None,
+        suspend: bool = False,
+        key: str | None = None,
+    ) -> Job:
+        return self._loop.run(
+            self._client.submit(
+                source, name=name, image=image, namespace=namespace, env=env, template=template, suspend=suspend,
+                key=key,
+            )
+        )  # fmt: skip
+
+    def dry_run(
+        self,
+        source: Source,
+        *,
+        name: str | None = None,
+        image: str | None = None,
+        namespace: str | None = None,
+        env: Mapping[str, str] | None = None,
+        template: Mapping[str, Any] | None = None,
+        suspend: bool = False,
+    ) -> dict[str, Any]:
+        return self._client.dry_run(
+            source, name=name, image=image, namespace=namespace, env=env, template=template, suspend=suspend
+        )
+
+    def run(self, source: Source, *, timeout_s: float | None = None, **how: Any) -> Job:
+        return self.wait(self.submit(source, **how), timeout_s=timeout_s)
+
+    def wait(self, ref: Ref, *, timeout_s: float | None = None, patience_s: float = RESTART_S) -> Job:
+        return self._loop.run(self._client.wait(ref, timeout_s=timeout_s, patience_s=patience_s))
+
+    def job(self, ref: Ref) -> Job:
+        return self._loop.run(self._client.job(ref))
+
+    def jobs(
+        self,
+        *,
+        phase: str | Iterable[str] = (),
+        name: str | None = None,
+        user: str | None = None,
+        queue: str | None = None,
+        level: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        order: str = "newest",
+        limit: int | None = None,
+        namespace: str | None = None,
+    ) -> Iterator[Job]:
+        return self._loop.iterate(
+            self._client.jobs(
+                phase=phase, name=name, user=user, queue=queue, level=level, labels=labels, order=order, limit=limit,
+                namespace=namespace,
+            )
+        )  # fmt: skip
+
+    def cancel(self, ref: Ref) -> Job:
+        """Deletes the object: its workers are asked to end, and then nothing is left of it, its logs included."""
+        return self._loop.run(self._client.cancel(ref))
+
+    def suspend(self, ref: Ref) -> Job:
+        return self._loop.run(self._client.suspend(ref))
+
+    def resume(self, ref: Ref) -> Job:
+        return self._loop.run(self._client.resume(ref))
+
+    def scale(self, ref: Ref, min: int | None = None, max: int | None = None) -> Job:
+        return self._loop.run(self._client.scale(ref, min, max))
+
+    def why(self, ref: Ref) -> Why:
+        return self._loop.run(self._client.why(ref))
+
+    def events(
+        self, ref: Ref | None = None, *, after: int | None = None, limit: int = 200, order: str | None = None
+    ) -> list[Event]:
+        return self._loop.run(self._client.events(ref, after=after, limit=limit, order=order))
+
+    def watch(
+        self, ref: Ref | None = None, *, after: int | None = None, patience_s: float = RESTART_S
+    ) -> Iterator[Event]:
+        return self._loop.iterate(self._client.watch(ref, after=after, patience_s=patience_s))
+
+    def logs(self, ref: Ref, *, worker: str | None = None, tail: int | None = None) -> str:
+        return self._loop.run(self._client.logs(ref, worker=worker, tail=tail))
+
+    def follow(
+        self,
+        ref: Ref,
+        *,
+        worker: str | None = None,
+        tail: int | None = None,
+        tick_s: float | None = None,
+        patience_s: float = RESTART_S,
+    ) -> Iterator[Piece]:
+        return self._loop.iterate(
+            self._client.follow(ref, worker=worker, tail=tail, tick_s=tick_s, patience_s=patience_s)
+        )
+
+
+class _Loop:
+    """An event loop in a thread, from the first call on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._running())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        try:
+            while True:
+                try:
+                    yield self.run(_next(items))
+                except StopAsyncIteration:
+                    return
+        finally:
+            with suppress(AttributeError):
+                self.run(items.aclose())  # type: ignore[attr-defined]
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """`last`: what is to be done there before it ends."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(last(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="stretto-client", daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+async def _next(items: AsyncIterator[T]) -> T:
+    return await anext(items)
