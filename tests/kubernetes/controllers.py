@@ -67,6 +67,12 @@ class ControllerProcess:
         self.process.terminate()
         return self._reap()
 
+    def ends(self, within_s: float = DEADLINE_S) -> int:
+        """By itself; its exit code."""
+        assert self.process is not None
+        self.process.wait(within_s)
+        return self._reap()
+
     def _reap(self) -> int:
         assert self.process is not None
         assert self.process.stdout is not None
@@ -136,6 +142,8 @@ class Jobs:
             raise AssertionError(f"{error}: {json.dumps(self.status(name))[:2000]}") from None
 
     def ended(self, name: str, phase: str = "Succeeded") -> dict[str, Any]:
-        status = self.reaches(name, lambda s: s.get("phase") in ("Succeeded", "Failed", "Invalid"), f"the end of {name}")
+        status = self.reaches(
+            name, lambda s: s.get("phase") in ("Succeeded", "Failed", "Invalid"), f"the end of {name}"
+        )
         assert status["phase"] == phase, status
         return status

@@ -18,7 +18,7 @@ from stretto.kubernetes.model import Node, Pod
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
-SHORT = {"gpu": GPU, "cpu": "cpu", "memory": "memory"}
+SHORT = {"gpu": GPU, "cpu": "cpu", "memory": "memory", "fpga": "example.com/fpga"}
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
 
 
@@ -110,7 +110,7 @@ def test_an_overbooked_node_has_no_room_rather_than_less_than_none() -> None:
 
 
 def test_resources_nobody_offers_and_nodes_nobody_knows_do_no_harm() -> None:
-    answer = asked([node("n")], [pod("lost", "elsewhere", gpu=1), pod("odd", **{"example.com/fpga": 1})])
+    answer = asked([node("n")], [pod("lost", "elsewhere", gpu=1), pod("odd", fpga=1)])
     assert answer.column("example.com/fpga").tolist() == [0]
     assert answer.column("never.heard/of").tolist() == [0]
     assert answer.claims == ()

@@ -23,7 +23,17 @@ from stretto.errors import UsageError
 from stretto.kubernetes import access, client, problems
 from stretto.kubernetes.access import Access, ExecPlugin, TokenFile
 from stretto.kubernetes.client import Api
-from stretto.kubernetes.kinds import CONFIG_MAPS, LEASES, NAMESPACES, NODES, PODS, SECRETS
+from stretto.kubernetes.kinds import (
+    CONFIG_MAPS,
+    HPAS,
+    HPAS_BEFORE_1_23,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SECRETS,
+    Kind,
+)
 from stretto.kubernetes.model import Pod, PodSpec
 from stretto.testing.kubernetes.control_plane import ControlPlane
 
@@ -347,7 +357,7 @@ def test_a_log_that_is_cut_short_is_told() -> None:
 
     async def story(api: Api, _: ScriptedApi) -> None:
         with pytest.raises(problems.Unreachable):
-            _ = [piece async for piece in api.log("x", "p")]
+            assert not [piece async for piece in api.log("x", "p")]
 
     play(script, story)
 
@@ -355,7 +365,7 @@ def test_a_log_that_is_cut_short_is_told() -> None:
 def test_a_large_stream_is_held_back_and_arrives_whole() -> None:
     block = bytes(range(256)) * 4096
 
-    async def script(_: Asked, reply: Reply) -> None:
+    async def script(asked: Asked, reply: Reply) -> None:
         reply.begin()
         for _ in range(20):
             reply.piece(block)
@@ -404,7 +414,7 @@ def test_a_silent_watch_is_given_up() -> None:
 
     async def story(api: Api, _: ScriptedApi) -> None:
         with pytest.raises(problems.Unreachable):
-            _ = [event async for event in api.watch(PODS, quiet_s=0.05)]
+            assert not [event async for event in api.watch(PODS, quiet_s=0.05)]
 
     play(script, story)
 
@@ -481,7 +491,7 @@ def kubeconfig(folder: Path, user: dict[str, Any], name: str = "config", **clust
 
 
 def header_of(found: Access) -> str:
-    return asyncio.run(found.credentials.header())  # type: ignore[arg-type]
+    return asyncio.run(found.credentials.header())
 
 
 @pytest.mark.parametrize(
@@ -701,7 +711,7 @@ def test_the_life_of_a_pod(control_plane: ControlPlane, namespace: str) -> None:
 
 
 @pytest.mark.cluster
-def test_bad_objects_and_strangers_are_refused(control_plane: ControlPlane, namespace: str) -> None:
+def test_what_is_served_and_what_is_refused(control_plane: ControlPlane, namespace: str) -> None:
     async def story(api: Api) -> None:
         with pytest.raises(problems.Invalid) as caught:
             await api.create(PODS, {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "No!"}]}}, namespace)
@@ -709,6 +719,10 @@ def test_bad_objects_and_strangers_are_refused(control_plane: ControlPlane, name
         with pytest.raises(problems.Invalid):
             await api.create(PODS, b"{", namespace)
         assert (await api.server_version()).git_version.startswith("v")
+        assert await api.serves(PODS)
+        assert not await api.serves(Kind("", "v1", "unicorns", Pod))
+        assert not await api.serves(Kind("example.com", "v1", "unicorns", Pod))
+        assert await api.serves(HPAS) or await api.serves(HPAS_BEFORE_1_23)
 
     async def stranger(api: Api) -> None:
         with pytest.raises(problems.Refused, match="cannot list resource"):

@@ -20,7 +20,7 @@ from stretto.kubernetes.leading import Leading
 from stretto.testing.kubernetes.control_plane import ControlPlane
 
 PATIENCE_S = 60.0
-QUICK = {"duration_s": 1.0, "renew_deadline_s": 0.4, "retry_s": 0.05}
+QUICK = {"duration_s": 2.0, "renew_deadline_s": 1.8, "retry_s": 0.05}
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,7 @@ def test_the_first_one_leads_and_keeps_the_lease() -> None:
             waiting = asyncio.create_task(b.acquire())
             version = leases.version
             # Longer than the lease lasts.
-            await until(lambda: leases.version > version + 30)
+            await until(lambda: leases.version > version + 50)
             assert a.is_leader
             assert not waiting.done()
             assert leases.holders == ["a"]
@@ -150,17 +150,20 @@ def test_a_leader_that_stops_renewing_is_over_before_the_next_one_begins() -> No
 
         is_cut = False
         ended: list[str] = []
-        async with ScriptedApi(partitioned).serving() as theirs, candidate(where, "b") as b:
-            async with candidate(theirs, "a", on_lost=lambda: ended.append("a")) as a:
-                await a.acquire()
-                waiting = asyncio.create_task(b.acquire())
-                is_cut = True
-                await a.lost.wait()
-                assert ended == ["a"]
-                assert not waiting.done()
-                assert await waiting == 2
-                assert not a.is_leader
-                assert b.is_leader
+        async with (
+            ScriptedApi(partitioned).serving() as theirs,
+            candidate(where, "b") as b,
+            candidate(theirs, "a", on_lost=lambda: ended.append("a")) as a,
+        ):
+            await a.acquire()
+            waiting = asyncio.create_task(b.acquire())
+            is_cut = True
+            await a.lost.wait()
+            assert ended == ["a"]
+            assert not waiting.done()
+            assert await waiting == 2
+            assert not a.is_leader
+            assert b.is_leader
 
     play(story)
 
@@ -173,7 +176,7 @@ def test_a_process_that_was_held_up_knows_that_it_no_longer_leads() -> None:
         async with candidate(where, "a", clock=lambda: now_s) as a:
             await a.acquire()
             assert a.is_leader
-            now_s = 0.5
+            now_s = 1.9
             assert not a.is_leader
 
     play(story)
@@ -188,7 +191,7 @@ def test_clocks_of_other_machines_do_not_matter() -> None:
             await a.acquire()
             waiting = asyncio.create_task(b.acquire())
             version = leases.version
-            await until(lambda: leases.version > version + 30)
+            await until(lambda: leases.version > version + 50)
             assert leases.holders == ["a"]
             await a.close()
             await waiting
@@ -254,7 +257,7 @@ def test_a_lease_that_somebody_deleted_is_lost() -> None:
 
 def test_writes_whose_answers_were_lost_are_recognised() -> None:
     async def story(leases: Leases, where: access.Access) -> None:
-        async with candidate(where, "a", renew_deadline_s=0.9) as a:
+        async with candidate(where, "a") as a:
             await a.acquire()
             leases.loses_answers = True
             version = leases.version
@@ -319,7 +322,7 @@ def test_on_a_real_server_the_lease_passes_on(control_plane: ControlPlane, names
     async def run() -> None:
         where = access.find(path=control_plane.kubeconfig)
         async with asyncio.timeout(PATIENCE_S), Api(where) as api, Api(where) as other:
-            times = {"duration_s": 3.0, "renew_deadline_s": 2.0, "retry_s": 0.2}
+            times: dict[str, Any] = {"duration_s": 3.0, "renew_deadline_s": 2.0, "retry_s": 0.2}
             a, b, c = (
                 Leading(one, name, namespace=namespace, **times) for one, name in ((api, "a"), (other, "b"), (api, "c"))
             )
@@ -329,6 +332,7 @@ def test_on_a_real_server_the_lease_passes_on(control_plane: ControlPlane, names
             await a.close()
             assert not (await api.get(LEASES, "stretto-controller", namespace)).spec.holder_identity
             assert await b.acquire() == 2
+            await asyncio.sleep(0)
             assert b._renewing is not None
             b._renewing.cancel()
             await b.lost.wait()

@@ -416,6 +416,25 @@ def test_a_real_node_loses_power(second_node: RealNode, real_namespace: str) -> 
     wait_phase(control_plane, real_namespace, "b", "Running")
 
 
+@cluster
+def test_pods_outlive_their_kubelet(second_node: RealNode, real_namespace: str) -> None:
+    control_plane = second_node.control_plane
+
+    def start(name: str) -> None:
+        command = ("sleep", "1000")
+        create(control_plane, pod(name, real_namespace, image=BUSYBOX, command=command, nodeName=second_node.name))
+
+    start("a")
+    wait_phase(control_plane, real_namespace, "a", "Running")
+    container = show(control_plane, real_namespace, "a", ".status.containerStatuses[0].containerID")
+    second_node.stop_kubelet()
+    start("b")
+    second_node.start_kubelet()
+    wait_phase(control_plane, real_namespace, "b", "Running")
+    assert control_plane.kubectl("exec", "a", "--namespace", real_namespace, "--", "cat", "/proc/1/comm") == "sleep\n"
+    assert show(control_plane, real_namespace, "a", ".status.containerStatuses[0].containerID") == container
+
+
 def cgroup_processes(name: str) -> list[str]:
     return [
         pid for root in cgroup_folders(name) for file in root.rglob("cgroup.procs") for pid in file.read_text().split()
@@ -434,8 +453,8 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals, can_run_kuberne
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
         with PodNetwork() as network, ControlPlane(pathlib.Path(sys.argv[1])) as control_plane:
             with RealNode(control_plane, "n", network) as node:
-                found = {"bridge": network.bridge, "cgroup": node.cgroup, "folder": str(node.folder)}
-                print(json.dumps(found), flush=True)
+                folders = {"folder": str(node.folder), "data": str(control_plane.data)}
+                print(json.dumps({"bridge": network.bridge, "cgroup": node.cgroup, **folders}), flush=True)
                 signal.pause()
     """
     before, kernel = entries(), settings()
@@ -454,7 +473,7 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals, can_run_kuberne
         "processes": lambda: not processes_with(made["folder"]) and not processes_with(str(tmp_path)),
         "cgroups": lambda: cgroup_folders(made["cgroup"]) == [],
         "link": lambda: not Path("/sys/class/net", made["bridge"]).exists(),
-        "folder": lambda: not Path(made["folder"]).exists(),
+        "folders": lambda: not Path(made["folder"]).exists() and not Path(made["data"]).exists(),
         "entries": lambda: entries() <= before,
     }
     for what, condition in gone.items():
@@ -478,7 +497,7 @@ def processes_with(text: str) -> list[int]:
 SETTINGS = (
     "vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward",
 )  # fmt: skip
-FOLDERS = ("/var/lib", "/var/log", "/run", "/run/netns", "/etc", "/opt", "/tmp", "/dev/shm")
+FOLDERS = ("/var/lib", "/var/log", "/run", "/run/netns", "/etc", "/opt")
 
 
 def settings() -> dict[str, str]:
@@ -487,8 +506,8 @@ def settings() -> dict[str, str]:
 
 
 def entries() -> set[str]:
-    """What a test bed could leave in the machine's folders, and the mounts; others may be at work in them too."""
-    ours = re.compile("stretto-(node|etcd)-|kubelet|containerd|cni|pods|containers")
+    """What they are known to leave in the machine's folders, and mounts."""
+    known = re.compile("kubelet|containerd|cni|pods|containers|stretto-node-")
     files = {str(file) for folder in FOLDERS if Path(folder).exists() for file in Path(folder).iterdir()}
     mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
-    return {path for path in files | mounts if ours.search(path)}
+    return {path for path in files | mounts if known.search(path)}

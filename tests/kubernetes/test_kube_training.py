@@ -106,7 +106,9 @@ def test_a_job_grows_loses_a_pod_shrinks_and_counts_every_sample_once(
         assert (done["step"], done["totalSteps"]) == (600, 600)
         assert done["restarts"] == 0, "it never stopped"
         training.check("train", 150)
-        last = until(lambda: [pod for pod in jobs.pods("train", alive=False) if "result" in _log(jobs, pod)], "a result")
+        last = until(
+            lambda: [pod for pod in jobs.pods("train", alive=False) if "result" in _log(jobs, pod)], "a result"
+        )
         assert json.loads(_log(jobs, last[0]).split()[2]) == 600
         jobs.delete("train")
         until(lambda: not jobs.pods("train", alive=False), "its pods go with it")

@@ -298,12 +298,11 @@ def test_missed_deletions_and_namesakes_are_told_after_a_relist() -> None:
 
         for name in ("stays", "goes", "again"):
             put(name, f"{name}-1")
-        away = asyncio.Event()
+        back = asyncio.Event()
 
         async def script(asked: Asked, reply: Reply) -> None:
-            if "watch" in asked.query and not away.is_set():
-                await away.wait()
-                cluster.forget_history()
+            if "watch" in asked.query:
+                await back.wait()
             await cluster.script(asked, reply)
 
         async with scripted(script) as (_, follower):
@@ -311,7 +310,8 @@ def test_missed_deletions_and_namesakes_are_told_after_a_relist() -> None:
             del cluster.pods["goes"]
             put("again", "again-2")
             put("new", "new-1")
-            away.set()
+            cluster.forget_history()
+            back.set()
             await follower.until(lambda: len(follower.told) >= before + 4)
             assert sorted(follower.told[before:]) == [
                 ("added", "again", "14"),
@@ -424,7 +424,9 @@ def test_on_a_real_server_the_cache_follows_everything(control_plane: ControlPla
                 await asyncio.gather(*(api.delete(PODS, f"late-{i}", namespace, grace_s=0) for i in range(50)))
                 await follower.until(lambda: len(watched.items) == 70 and _labelled(watched) == 50)
                 told = [what for what, _, _ in follower.told]
-                assert (told.count("added"), told.count("modified"), told.count("deleted")) == (120, 100, 50)
+                assert (told.count("added"), told.count("deleted")) == (120, 50)
+                # A server may mark a pod as leaving before it removes it.
+                assert told.count("modified") in (100, 150)
 
                 await asyncio.to_thread(control_plane.stop_api_server)
                 await asyncio.to_thread(control_plane.start_api_server)
@@ -436,7 +438,8 @@ def test_on_a_real_server_the_cache_follows_everything(control_plane: ControlPla
                 assert versions(watched) == {
                     pod.metadata.name: pod.metadata.resource_version for pod in (await api.list(PODS, namespace)).items
                 }
-                assert [what for what, _, _ in follower.told[270:]] == ["deleted", "added"]
+                since = [what for what, _, _ in follower.told[len(told) :] if what != "modified"]
+                assert since == ["deleted", "added"]
 
     asyncio.run(run())
 

@@ -83,7 +83,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float = 0.0
     """Seconds since 1970."""
     asked: bool = False
-    """Whether we had asked it to end."""
+    """Whether it was asked to end: by us, or by whoever else may (a drained node, more urgent pods)."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):

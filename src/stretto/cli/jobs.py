@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from stretto.cli import show, words
 from stretto.cli.guessing import guessing
-from stretto.cli.options import HERE, Connection, JobRef, JobRefs, Json
+from stretto.cli.options import HERE, SOMEWHERE, Connection, JobRef, JobRefs, Json, Place
 from stretto.errors import StrettoError, UsageError
 
 if TYPE_CHECKING:
@@ -31,14 +31,17 @@ def ps(
     level: Annotated[Level | None, Parameter(help="Only those.")] = None,
     label: Annotated[list[str], Parameter(negative=(), help="key=value; may be repeated.")] = [],  # noqa: B006
     limit: Annotated[int, Parameter(name=["--limit", "-n"], help="At most so many, the newest.")] = _MOST_SHOWN,
+    all_namespaces: Annotated[
+        bool, Parameter(name=["--all-namespaces", "-A"], negative=(), help="On Kubernetes: not of one namespace only.")
+    ] = False,
     json: Json = False,
-    connection: Connection = HERE,
+    place: Place = SOMEWHERE,
 ) -> None:
     """List jobs: by default those that have not ended, the newest first."""
     if limit < 1:
         raise UsageError(f"a list of {limit} jobs cannot be shown", hint="give a number above 0")
     phases: list[str] = [*phase] or ([] if all else ["active"])
-    with connection.client() as client:
+    with (place.everywhere() if all_namespaces else place).client() as client:
         found = client.jobs(
             phase=phases, name=name, user=user, queue=queue, level=level, labels=words.pairs(label), limit=limit
         )
@@ -50,15 +53,19 @@ def ps(
         show.note("no jobs" + ("" if all or phase else " that have not ended; --all lists the others too"))
         return
     now_s = show.now_s()
-    headings = ["JOB", "NAME", "PHASE", "WORKERS", "STEPS", "ETA", "AGE", "USER", "NOTE"]
-    show.columns(headings, [_row(job, now_s) for job in jobs], right=["JOB", "ETA", "AGE"])
+    if place.cluster is None:
+        headings = ["JOB", "NAME", "PHASE", "WORKERS", "STEPS", "ETA", "AGE", "USER", "NOTE"]
+        show.columns(headings, [_row(job, now_s) for job in jobs], right=["JOB", "ETA", "AGE"])
+    else:
+        headings = ["NAMESPACE", "NAME", "PHASE", "WORKERS", "STEPS", "AGE", "NOTE"]
+        show.columns(headings, [_row_on_kubernetes(job, now_s) for job in jobs], right=["AGE"])
     if len(jobs) == limit:
         show.note(f"the newest {limit}; --limit shows more")
 
 
-def show_(job: JobRef, /, *, json: Json = False, connection: Connection = HERE) -> None:
+def show_(job: JobRef, /, *, json: Json = False, place: Place = SOMEWHERE) -> None:
     """Show one job: what it asked for, what it has, how far it is."""
-    with connection.client() as client, guessing(client, job):
+    with place.client() as client, guessing(client, job):
         found = client.job(job)
     if json:
         show.as_json(found)
@@ -66,19 +73,20 @@ def show_(job: JobRef, /, *, json: Json = False, connection: Connection = HERE) 
         _print_job(found, show.now_s())
 
 
-def cancel(*jobs: JobRefs, json: Json = False, connection: Connection = HERE) -> int:
-    """Cancel jobs: their workers are asked to end, then made to."""
-    return _each(jobs, json, connection, lambda client, ref: client.cancel(ref), "is being cancelled")
+def cancel(*jobs: JobRefs, json: Json = False, place: Place = SOMEWHERE) -> int:
+    """Cancel jobs: their workers are asked to end, then made to. On Kubernetes this deletes the object."""
+    said = "is being cancelled" if place.cluster is None else "is being cancelled: its object is deleted"
+    return _each(jobs, json, place, lambda client, ref: client.cancel(ref), said)
 
 
-def suspend(*jobs: JobRefs, json: Json = False, connection: Connection = HERE) -> int:
+def suspend(*jobs: JobRefs, json: Json = False, place: Place = SOMEWHERE) -> int:
     """Suspend jobs: they give up their workers and wait for `stretto resume`."""
-    return _each(jobs, json, connection, lambda client, ref: client.suspend(ref), "is being suspended")
+    return _each(jobs, json, place, lambda client, ref: client.suspend(ref), "is being suspended")
 
 
-def resume(*jobs: JobRefs, json: Json = False, connection: Connection = HERE) -> int:
+def resume(*jobs: JobRefs, json: Json = False, place: Place = SOMEWHERE) -> int:
     """Let suspended jobs go on."""
-    return _each(jobs, json, connection, lambda client, ref: client.resume(ref), "goes on as soon as there is room")
+    return _each(jobs, json, place, lambda client, ref: client.resume(ref), "goes on as soon as there is room")
 
 
 def scale(
@@ -87,11 +95,11 @@ def scale(
     /,
     *,
     json: Json = False,
-    connection: Connection = HERE,
+    place: Place = SOMEWHERE,
 ) -> None:
     """Change between how many workers a job may run."""
     low, high = words.parse_sizes(workers)
-    with connection.client() as client, guessing(client, job):
+    with place.client() as client, guessing(client, job):
         changed = client.scale(job, low, high)
     _told(changed, json, f"may have {words.limits(low, high)} workers now")
 
@@ -110,9 +118,9 @@ def migrate(
     _told(changed, json, f"moves to {to}")
 
 
-def why(job: JobRef, /, *, json: Json = False, connection: Connection = HERE) -> None:
+def why(job: JobRef, /, *, json: Json = False, place: Place = SOMEWHERE) -> None:
     """Say why a job has the workers it has, or why it waits and for what."""
-    with connection.client() as client, guessing(client, job):
+    with place.client() as client, guessing(client, job):
         found = client.why(job)
     if json:
         show.as_json(found)
@@ -120,13 +128,19 @@ def why(job: JobRef, /, *, json: Json = False, connection: Connection = HERE) ->
     facts = dict(found.facts)
     allowed = words.limits(facts.pop("min_workers"), facts.pop("max_workers"))
     target = f", on its way to {found.target}" if found.target != found.workers else ""
-    print(f"job {found.job} ({found.name}) {found.text or found.phase}")
+    name = f"{found.job} ({found.name})" if place.cluster is None else found.job
+    print(f"job {name} {found.text or found.phase}")
     told = [("workers", f"{found.workers}/{allowed}{target}"), ("policy", found.policy)]
     told += [
         (name.removesuffix("_s"), words.span(value) if name.endswith("_s") else str(value))
         for name, value in facts.items()
     ]
     show.listing([(name, value) for name, value in told if value not in ("", "None")])
+
+
+def called(job: Mapping[str, Any]) -> str:
+    """`12 (mnist)` on a server, `vision/mnist` on Kubernetes, where that says it all."""
+    return str(job["id"]) if "namespace" in job else f"{job['id']} ({job['name']})"
 
 
 def _row(job: Job, now_s: float) -> list[str]:
@@ -138,16 +152,22 @@ def _row(job: Job, now_s: float) -> list[str]:
     ]  # fmt: skip
 
 
+def _row_on_kubernetes(job: Job, now_s: float) -> list[str]:
+    _, name, phase, workers, steps, _, age, namespace, note = _row(job, now_s)
+    return [namespace, name, phase, workers, steps, age, note]
+
+
 def _print_job(job: Job, now_s: float) -> None:
     run = job.spec.get("run", "")
     told = [
-        ("job", f"{job.id} ({job.name})"),
+        ("job", called(job)),
         ("phase", words.phase(job)),
         ("why", job.get("text") or ""),
         ("message", job.message),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
         ("run", run if isinstance(run, str) else " ".join(run)),
-        ("user, queue", f"{job.user}, {job['queue']}"),
+        ("user, queue", f"{job.user}, {job['queue']}" if "namespace" not in job else ""),
+        ("queue", job["queue"] if "namespace" in job else ""),
         ("level, priority", f"{job.level}, {job['priority']}"),
         ("labels", ", ".join(f"{key}={value}" for key, value in (job.get("labels") or {}).items())),
         ("workers", f"{words.size(job)} (target {job.target})" if not job.ended else words.size(job)),
@@ -164,6 +184,9 @@ def _print_job(job: Job, now_s: float) -> None:
     show.listing([(name, value) for name, value in told if value])
     if job.workers:
         print()
+        if "namespace" in job:
+            show.columns(["WORKER", "NODE", "POD", "AGE", "STATE"], [_pod(one, now_s) for one in job.workers])
+            return
         show.columns(["WORKER", "NODE", "DEVICES", "PID", "AGE", "STATE"], [_worker(one, now_s) for one in job.workers])
 
 
@@ -175,6 +198,14 @@ def _worker(worker: dict[str, Any], now_s: float) -> list[str]:
     return [worker["name"], worker["node"], devices, str(worker["pid"] or "-"), age, state]
 
 
+def _pod(worker: dict[str, Any], now_s: float) -> list[str]:
+    state = "leaving" if worker["leaving"] else worker["state"]
+    return [
+        worker["name"], worker["node"] or "-", worker["pod"], words.span(now_s - worker["launched_s"]),
+        words.one_line(state),
+    ]  # fmt: skip
+
+
 def _history(job: Job) -> str:
     counted = ("starts", "resizes", "preemptions", "migrations", "failures")
     return ", ".join(f"{name} {job[name]}" for name in counted if job.get(name))
@@ -184,14 +215,12 @@ def _known(metrics: dict[str, float | None] | None) -> dict[str, float]:
     return {name: value for name, value in (metrics or {}).items() if value is not None}
 
 
-def _each(
-    refs: tuple[str, ...], json: bool, connection: Connection, do: Callable[[Client, str], Job], said: str
-) -> int:
+def _each(refs: tuple[str, ...], json: bool, place: Place, do: Callable[[Client, str], Job], said: str) -> int:
     """Do it to every job; those that fail do not keep it from the others. The first failure's exit code."""
     if not refs:
         raise UsageError("no job was given", hint="give numbers or names; `stretto ps` lists them")
     code = 0
-    with connection.client() as client:
+    with place.client() as client:
         for ref in refs:
             try:
                 with guessing(client, ref):
@@ -208,4 +237,4 @@ def _told(job: Job, json: bool, said: str) -> None:
     if json:
         show.as_json(job)
     else:
-        print(f"job {job.id} ({job.name}) {said}")
+        print(f"job {called(job)} {said}")

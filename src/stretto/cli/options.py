@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
 from cyclopts import Parameter
 
+from stretto.errors import UsageError
+
 if TYPE_CHECKING:
     from stretto.client import Client
+    from stretto.kubernetes.sdk import KubernetesClient
 
 TracePath: TypeAlias = Annotated[Path, Parameter(help="The trace file.")]
 Format: TypeAlias = Annotated[
@@ -29,7 +33,9 @@ Set: TypeAlias = Annotated[
     ),
 ]
 Json: TypeAlias = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of a table.")]
-JobRef: TypeAlias = Annotated[str, Parameter(help="Its number, or its name (the latest of that name).")]
+JobRef: TypeAlias = Annotated[
+    str, Parameter(help="Its number, or its name (the latest of that name); on Kubernetes NAME or NAMESPACE/NAME.")
+]
 JobRefs: TypeAlias = Annotated[str, Parameter(help="Their numbers or names.")]
 
 
@@ -54,3 +60,62 @@ class Connection:
 
 
 HERE = Connection()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Place(Connection):
+    """Where jobs are: on a server, or on Kubernetes. What only Kubernetes needs is imported when it is asked for, so
+    that looking at a server costs what it always did."""
+
+    on: Annotated[
+        str | None,
+        Parameter(
+            name="--on",
+            help="kubernetes, or kubernetes:CONTEXT of the kubeconfig; server; default: STRETTO_ON, or a server.",
+        ),
+    ] = None
+    namespace: Annotated[
+        str | None, Parameter(name="--namespace", help="On Kubernetes; default: the one of the context.")
+    ] = None
+
+    def client(self) -> Client:
+        """A server's client, or one for Kubernetes, which has the methods that these verbs call."""
+        return super().client() if self.cluster is None else cast("Client", self.kubernetes())
+
+    def kubernetes(self) -> KubernetesClient:
+        from stretto.kubernetes.sdk import KubernetesClient
+
+        return KubernetesClient(self.cluster or "", namespace=self.namespace or "")
+
+    def everywhere(self) -> Place:
+        return replace(self, namespace="*")
+
+    @property
+    def cluster(self) -> str | None:
+        """The context of the kubeconfig, empty for the current one; None: it is a server that is asked."""
+        asked = self.on or self._usual()
+        where, colon, context = asked.partition(":")
+        if where == "kubernetes" and (context or not colon):
+            if self.server is not None or self.data is not None:
+                raise UsageError("both a server and Kubernetes are named", hint="give --server or --data, or --on")
+            return context
+        if asked not in ("", "server"):
+            raise UsageError(
+                f"there is nothing called {asked!r} to run jobs on", hint="kubernetes, kubernetes:CONTEXT or server"
+            )
+        self.only_on_kubernetes(**{"--namespace": self.namespace})
+        return None
+
+    def only_on_kubernetes(self, **given: object) -> None:
+        """Options that mean nothing to a server."""
+        for name, value in given.items():
+            if value:
+                raise UsageError(f"{name} means nothing to a server", hint="did you mean --on kubernetes?")
+
+    def _usual(self) -> str:
+        """A server that is named is more than what the environment says in general."""
+        return "" if self.server is not None or self.data is not None else os.environ.get("STRETTO_ON", "")
+
+
+SOMEWHERE = Place()

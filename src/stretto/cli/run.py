@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from stretto.cli import following, show, words
-from stretto.cli.options import HERE, Connection, Json
-from stretto.cli.submit import Env, environment
+from stretto.cli.jobs import called
+from stretto.cli.options import SOMEWHERE, Json, Place
+from stretto.cli.submit import Env, asked_for, environment
 from stretto.errors import UsageError
 
 
@@ -36,32 +37,40 @@ def run(
     grace: Annotated[str | None, Parameter(help="Time between the polite and the hard stop, such as 1m.")] = None,
     label: Annotated[list[str], Parameter(negative=(), help="key=value; may be repeated.")] = [],  # noqa: B006
     env: Env = [],  # noqa: B006
+    image: Annotated[
+        str | None, Parameter(help="On Kubernetes: what it runs in. Scripts are in it: none is taken along from here.")
+    ] = None,
     detach: Annotated[bool, Parameter(name=["--detach", "-d"], negative=(), help="Submit it and leave.")] = False,
     json: Json = False,
-    connection: Connection = HERE,
+    place: Place = SOMEWHERE,
 ) -> int:
     """Run a script or command as a job, show its log, and end with its exit code.
 
     Options of the script come after --, as in: stretto run train.py --workers 1..4 -- --epochs 10
     """
+    on_server = place.cluster is None
+    if on_server:
+        place.only_on_kubernetes(**{"--image": image})
     resources = {"gpu": gpu, "gpu_memory": gpu_memory, "cpu": cpu, "memory": memory}
     fields = {
-        "run": argv(command), "name": name, "priority": priority, "level": level, "queue": queue, "after": after,
+        "run": argv(command, "" if on_server else "python"), "name": name, "image": image, "priority": priority,
+        "level": level, "queue": queue, "after": after,
         "labels": words.pairs(label), "deadline": deadline, "stop": _given({"after": stop_after, "grace": grace}),
         "resources": _given(resources), **sizes(workers),
     }  # fmt: skip
-    with connection.client() as client:
-        job = client.submit(_given(fields), env=environment(env))
+    with place.client() as client:
+        job = client.submit(_given(fields), env=environment(env) if on_server else asked_for(env))
         if detach:
-            show.as_json(job) if json else print(f"job {job.id} ({job.name}) submitted")
+            show.as_json(job) if json else print(f"job {called(job)} submitted")
             return 0
         if not json:
-            show.note(f"job {job.id} ({job.name}) submitted")
+            show.note(f"job {called(job)} submitted")
         return following.follow(client, job, json)
 
 
-def argv(command: tuple[str, ...]) -> list[str]:
-    """A Python script is run by the environment that is active, else by ours; anything else is what it says."""
+def argv(command: tuple[str, ...], python: str = "") -> list[str]:
+    """A Python script is run by `python`, or the environment that is active, else by ours; anything else is what it
+    says."""
     if not command:
         raise UsageError(
             "nothing to run was given", hint="stretto run train.py --workers 1..4; or: stretto run -- COMMAND"
@@ -69,7 +78,7 @@ def argv(command: tuple[str, ...]) -> list[str]:
     if not command[0].endswith(".py"):
         return list(command)
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
-    return ["python" if active else sys.executable, *command]
+    return [python or ("python" if active else sys.executable), *command]
 
 
 def sizes(workers: str) -> dict[str, Any]:

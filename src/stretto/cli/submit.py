@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from cyclopts import Parameter
 
 from stretto.cli import following, show, words
-from stretto.cli.options import HERE, Connection, Json
+from stretto.cli.jobs import called
+from stretto.cli.options import SOMEWHERE, Json, Place
 from stretto.client import surroundings
 from stretto.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
-    from stretto.client import Preview
+    from stretto.client import Client, Job, Preview
 
 Env = Annotated[
     list[str],
@@ -32,32 +35,50 @@ def submit(
         Parameter(name="--set", negative=(), help="field=value, such as elastic.max=8; may be repeated."),
     ] = [],  # noqa: B006
     env: Env = [],  # noqa: B006
+    image: Annotated[str | None, Parameter(help="On Kubernetes: the image, where the file names none.")] = None,
+    name: Annotated[str | None, Parameter(help="On Kubernetes: of its object, if not the file's.")] = None,
+    template: Annotated[
+        Path | None, Parameter(help="On Kubernetes: a pod template in YAML to build on (volumes, tolerations …).")
+    ] = None,
     dry_run: Annotated[
-        bool, Parameter(negative=(), help="Check it and say when it would start and end; submit nothing.")
+        bool,
+        Parameter(
+            negative=(),
+            help="Submit nothing: check it, say when it would start and end; on Kubernetes, print what would be made.",
+        ),
     ] = False,
     wait: Annotated[bool, Parameter(negative=(), help="Wait for its end; the exit code is the job's.")] = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=(), help="Print its number only.")] = False,
     json: Json = False,
-    connection: Connection = HERE,
+    place: Place = SOMEWHERE,
 ) -> int:
     """Submit a job file. It is accepted for good when this returns."""
     source: Any = _read(file)
     if set_:
         source = _changed(source, words.pairs(set_))
-    variables = environment(env)
-    with connection.client() as client:
-        try:
+    with _naming(file):
+        if place.cluster is not None:
+            how = {"name": name, "image": image, "env": asked_for(env), "template": _template(template)}
+            if dry_run:
+                _print_object(source, how, place, json)
+                return 0
+            with place.kubernetes() as cluster:
+                return _submitted(cast("Client", cluster), cluster.submit(source, **how), wait, json, quiet)
+        place.only_on_kubernetes(**{"--name": name, "--image": image, "--template": template})
+        variables = environment(env)
+        with place.client() as client:
             if dry_run:
                 _print_preview(client.dry_run(source, env=variables), json)
                 return 0
-            job = client.submit(source, env=variables)
-        except SpecError as error:
-            raise _about(file, error) from None
-        if not wait:
-            _print(job, json, quiet)
-            return 0
-        show.note(f"job {job.id} ({job.name}) submitted")
-        ended = client.wait(job)
+            return _submitted(client, client.submit(source, env=variables), wait, json, quiet)
+
+
+def _submitted(client: Client, job: Job, wait: bool, json: bool, quiet: bool) -> int:
+    if not wait:
+        _print(job, json, quiet)
+        return 0
+    show.note(f"job {called(job)} submitted")
+    ended = client.wait(job)
     if json:
         show.as_json(ended)
     else:
@@ -67,15 +88,27 @@ def submit(
 
 def environment(asked: list[str]) -> dict[str, str]:
     """What the job takes along: a few variables always, and those that were asked for."""
+    return {**surroundings.captured(), **asked_for(asked)}
+
+
+def asked_for(asked: list[str]) -> dict[str, str]:
     import os
 
-    found = surroundings.captured()
+    found: dict[str, str] = {}
     for text in asked:
         name, sign, value = text.partition("=")
         if not name or (not sign and name not in os.environ):
             raise UsageError(f"there is no variable {name!r} here", hint="write NAME=VALUE, or a NAME that is set")
         found[name] = value if sign else os.environ[name]
     return found
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except SpecError as error:
+        raise _about(file, error) from None
 
 
 def _read(file: Path) -> Any:
@@ -124,7 +157,34 @@ def _print(job: Any, json: bool, quiet: bool) -> None:
     if json:
         show.as_json(job)
     else:
-        print(job.id if quiet else f"job {job.id} ({job.name}) submitted")
+        print(job.id if quiet else f"job {called(job)} submitted")
+
+
+def _template(file: Path | None) -> Any:
+    if file is None:
+        return None
+    import yaml
+
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{file}: cannot be read: {error}", hint="give a pod template in YAML") from None
+    if not isinstance(found, dict) or "spec" not in found:
+        raise UsageError(f"{file}: is not a pod template", hint="it has metadata, if need be, and spec, as a pod has")
+    return {name: value for name, value in found.items() if name in ("metadata", "spec")}
+
+
+def _print_object(source: Any, how: dict[str, Any], place: Place, json: bool) -> None:
+    """What would be created; nobody is asked, so that it works without a cluster."""
+    import yaml
+
+    from stretto.kubernetes.sdk import elastic_job_of
+
+    made = elastic_job_of(source, namespace=place.namespace, **how)
+    if json:
+        show.as_json(made)
+    else:
+        print(yaml.safe_dump(made, sort_keys=False, allow_unicode=True), end="")
 
 
 def _print_preview(preview: Preview, json: bool) -> None:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from stretto.cli import show, words
 from stretto.cli.following import Lines
 from stretto.cli.guessing import guessing
-from stretto.cli.options import HERE, Connection, JobRef, Json
+from stretto.cli.options import SOMEWHERE, JobRef, Json, Place
 from stretto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ def logs(
     worker: Annotated[str | None, Parameter(name=["--worker", "-w"], help="Only this one: w0, w1, …")] = None,
     tail: Annotated[int | None, Parameter(name=["--tail", "-n"], help="Only the last so many lines.")] = None,
     json: Json = False,
-    connection: Connection = HERE,
+    place: Place = SOMEWHERE,
 ) -> None:
     """Print the log of a job's workers."""
     if tail is not None and tail < 0:
         raise UsageError(f"{tail} lines cannot be shown", hint="give a number from 0 on")
-    with connection.client() as client, guessing(client, job):
+    with place.client() as client, guessing(client, job):
         found = client.job(job)
         if follow:
             _follow(client.follow(found, worker=worker, tail=tail), found.max_workers > 1 and worker is None, json)
@@ -55,12 +55,12 @@ def events(
     after: Annotated[int | None, Parameter(help="Only those after this number.")] = None,
     limit: Annotated[int, Parameter(name=["--limit", "-n"], help="The last so many.")] = 50,
     json: Json = False,
-    connection: Connection = HERE,
+    place: Place = SOMEWHERE,
 ) -> None:
     """Print what happened, to one job or to all, the oldest first."""
     if not 1 <= limit <= 1000:
         raise UsageError(f"{limit} events cannot be shown at once", hint="give 1..1000")
-    with connection.client() as client, guessing(client, job or ""):
+    with place.client() as client, guessing(client, job or ""):
         ref = None if job is None else client.job(job)
         if after is None:
             found = client.events(ref, limit=limit, order="newest")[::-1]
@@ -102,7 +102,7 @@ def _print_events(found: list[Event]) -> None:
             str(each.seq),
             words.ago(each.at_s, now_s),
             "-" if each.job is None else str(each.job),
-            words.event(each.event),
+            _what(each),
         ]
         for each in found
     ]
@@ -114,5 +114,10 @@ def _event(event: Event, json: bool) -> None:
         show.as_json(event)
     else:
         when = time.strftime("%H:%M:%S", time.localtime(event.at_s))
-        print(f"{when}  {'-' if event.job is None else event.job:>5}  {words.event(event.event)}")
+        print(f"{when}  {'-' if event.job is None else event.job:>5}  {_what(event)}")
     sys.stdout.flush()
+
+
+def _what(event: Event) -> str:
+    """Kubernetes says it in words of its own."""
+    return words.one_line(event["text"]) if "text" in event else words.event(event.event)

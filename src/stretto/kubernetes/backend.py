@@ -56,6 +56,8 @@ class _Live(msgspec.Struct):
     uid: str = ""
     started: bool = False
     ending: bool = False
+    asked: bool = False
+    """Its pod was seen to be asked to end, by whomever."""
     address: asyncio.Future[str] | None = None
     """That others wait for."""
 
@@ -231,10 +233,12 @@ class ClusterBackend:
         if new is not None:
             self._look(launch, new)
         elif old is not None:
-            self._end(pods.gone(old, self._clock()))
+            asked = self._live[launch].asked or pods.is_asked_to_end(old)
+            self._end(pods.gone(old, asked, self._clock()))
 
     def _look(self, launch: str, pod: Pod) -> None:
         live = self._live[launch]
+        live.asked = live.asked or pods.is_asked_to_end(pod)
         if ended := pods.exit_of(pod, self._clock()):
             self._end(ended)
         elif pod.is_running and not live.started:

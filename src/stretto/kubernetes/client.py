@@ -229,6 +229,14 @@ class Api:
             async for piece in pieces:
                 yield piece
 
+    async def serves(self, kind: Kind[Any]) -> bool:
+        """Whether this server knows the kind in this version; better than guessing from its release."""
+        try:
+            known = _decoded(_RESOURCES, await self._ask("GET", kind.root, repeats=True))
+        except problems.ObjectNotFound:
+            return False
+        return any(resource.name == kind.plural for resource in known.resources)
+
     async def server_version(self) -> Version:
         return _decoded(_VERSION, await self._ask("GET", "/version", repeats=True))
 
@@ -298,6 +306,14 @@ class Api:
             yield piece
 
 
+class _Resource(msgspec.Struct):
+    name: str = ""
+
+
+class _Resources(msgspec.Struct):
+    resources: list[_Resource] = []
+
+
 class _Line(msgspec.Struct):
     type: str
     object: msgspec.Raw
@@ -309,6 +325,7 @@ class _Versioned(msgspec.Struct):
 
 _LINE = msgspec.json.Decoder(_Line)
 _VERSIONED = msgspec.json.Decoder(_Versioned)
+_RESOURCES = msgspec.json.Decoder(_Resources)
 _VERSION = msgspec.json.Decoder(Version)
 
 

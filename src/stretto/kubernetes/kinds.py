@@ -26,7 +26,7 @@ class Kind(Generic[T]):
         self.plural = plural
         self.struct = struct
         self.namespaced = namespaced
-        self._root = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        self.root = f"/apis/{group}/{version}" if group else f"/api/{version}"
         self.one: msgspec.json.Decoder[T] = msgspec.json.Decoder(struct)
         self.many: msgspec.json.Decoder[Page[T]] = msgspec.json.Decoder(Page[struct])  # type: ignore[valid-type]
 
@@ -35,7 +35,7 @@ class Kind(Generic[T]):
 
     def path(self, namespace: str = "", name: str = "", sub: str = "") -> str:
         """Where it is; without a namespace, all of them."""
-        path = f"{self._root}/namespaces/{namespace}/{self.plural}" if namespace else f"{self._root}/{self.plural}"
+        path = f"{self.root}/namespaces/{namespace}/{self.plural}" if namespace else f"{self.root}/{self.plural}"
         if name:
             path = f"{path}/{quote(name, safe='')}"
         return f"{path}/{sub}" if sub else path

@@ -101,7 +101,8 @@ class Leading:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
             self._renewing = None
-        self.lost.set()
+        # Cancelled before its first step, it did not come to that.
+        self._end()
         if not was_leader or self._lease is None:
             return
         try:
@@ -140,9 +141,7 @@ class Leading:
                 if not await self._renewed():
                     break
         finally:
-            log.warning("%s no longer leads, term %d", self._identity, self.term)
-            self.lost.set()
-            self._on_lost()
+            self._end()
 
     async def _renewed(self) -> bool:
         """False when another has it. Errors leave it as it is: time will tell."""
@@ -212,3 +211,9 @@ class Leading:
 
     def _stamp(self) -> str:
         return self._now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+    def _end(self) -> None:
+        if not self.lost.is_set():
+            log.warning("%s no longer leads, term %d", self._identity, self.term)
+            self.lost.set()
+            self._on_lost()

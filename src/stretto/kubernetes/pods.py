@@ -195,8 +195,13 @@ def _ended(ended: Terminated, launch: str, asked: bool, at_s: float) -> Exit:
     return Exit(launch=launch, how="exited", status=code, text=text, at_s=at_s, asked=asked)
 
 
-def gone(pod: Pod, at_s: float) -> Exit:
-    """Its object has vanished: what is known of the end."""
+def is_asked_to_end(pod: Pod) -> bool:
+    """Somebody deletes it and leaves it time: its object goes when its processes have. (By force, it goes at once.)"""
+    return pod.metadata.is_leaving and pod.metadata.deletion_grace_period_seconds != 0
+
+
+def gone(pod: Pod, asked: bool, at_s: float) -> Exit:
+    """Its object has vanished: what is known of the end. `asked`: it was once as in `is_asked_to_end`."""
     ended = _trained(pod)
     if pod.is_terminal or ended is not None:
         told = exit_of(pod, at_s) if pod.is_terminal else None
@@ -204,7 +209,7 @@ def gone(pod: Pod, at_s: float) -> Exit:
             return told
         assert ended is not None
         return _ended(ended, launch_of(pod), True, at_s)
-    if pod.metadata.is_leaving and pod.metadata.deletion_grace_period_seconds != 0:
+    if asked:
         return Exit(
             launch=launch_of(pod), how="signalled", status=15, text="its pod was deleted", at_s=at_s, asked=True
         )

@@ -21,7 +21,6 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
 _MANAGER = "stretto-controller"
-_HPA_V2_SINCE = (1, 23)
 
 
 class ServiceKeeper:
@@ -109,6 +108,6 @@ class ServiceKeeper:
 
     async def _kinds(self) -> dict[str, Kind[Any]]:
         if self._has_v2 is None:
-            self._has_v2 = (await self._api.server_version()).release >= _HPA_V2_SINCE
+            self._has_v2 = await self._api.serves(HPAS)
         autoscalers = HPAS if self._has_v2 else HPAS_BEFORE_1_23
         return {"Deployment": DEPLOYMENTS, "Service": SERVICES, "HorizontalPodAutoscaler": autoscalers}

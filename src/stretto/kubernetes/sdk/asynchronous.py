@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from stretto.client.calls import Ref, Source
 from stretto.client.documents import Event, Job, Piece, Why
 from stretto.client.streams import RESTART_S
-from stretto.errors import UsageError
+from stretto.errors import NotFound, UsageError
 from stretto.kubernetes import access
 from stretto.kubernetes.client import REQUEST_TIMEOUT_S, Api
 from stretto.kubernetes.fields import KIND, SERVICE_LABEL
@@ -103,7 +103,12 @@ class AsyncKubernetesClient:
     async def wait(self, ref: Ref, *, timeout_s: float | None = None, patience_s: float = RESTART_S) -> Job:
         """The job once it has ended; `TimeoutError` when that takes too long. One whose object was deleted was
         cancelled; one that the controller refuses is a `SpecError`."""
-        found = await self._get(ref)
+        try:
+            found = await self._get(ref)
+        except NotFound:
+            if isinstance(ref, Job):
+                return documents.deleted(ref, self._clock())
+            raise
         async with asyncio.timeout(timeout_s):
             with told_of(self._names(ref)):
                 last = await logs.ended(self._api, found, patience_s)
@@ -125,7 +130,7 @@ class AsyncKubernetesClient:
         order: str = "newest",
         limit: int | None = None,
         namespace: str | None = None,
-    ) -> AsyncIterator[Job]:
+    ) -> AsyncGenerator[Job, None]:
         """All jobs that fit. `namespace="*"`: those of all namespaces; a job's user is its namespace."""
         if order not in ("newest", "oldest"):
             raise UsageError(f"there is no order {order!r}", hint="newest or oldest")
@@ -138,7 +143,7 @@ class AsyncKubernetesClient:
                 workers += (await self._api.list(PODS, where, labels=SERVICE_LABEL)).items
         shown = self._described(found, workers)
         wanted = calls.Wanted.of(phase, name, user, queue, level)
-        fit = [job for job in shown if job in wanted]
+        fit = [job for job in shown if wanted.fit(job)]
         fit.sort(key=lambda job: (job.submitted_s, job.number, job.id), reverse=order == "newest")
         for job in fit[:limit]:
             yield job
@@ -178,7 +183,7 @@ class AsyncKubernetesClient:
 
     async def watch(
         self, ref: Ref | None = None, *, after: int | None = None, patience_s: float = RESTART_S
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Events as they happen, for ever; with `after`, those since then first."""
         namespace, selection = await self._about(ref)
         seen = states(
@@ -210,9 +215,14 @@ class AsyncKubernetesClient:
         tail: int | None = None,
         tick_s: float | None = None,
         patience_s: float = RESTART_S,
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece, None]:
         """The log as it is written, until the job has ended or its object has gone."""
-        found = await self._get(ref)
+        try:
+            found = await self._get(ref)
+        except NotFound:
+            if isinstance(ref, Job):
+                return
+            raise
         with told_of(self._names(ref)):
             following = logs.Following(self._api, found, worker, tail, patience_s)
             async with aclosing(following.pieces(tick_s)) as pieces:
@@ -240,7 +250,10 @@ class AsyncKubernetesClient:
     async def _get(self, ref: Ref) -> ElasticJob:
         about = self._names(ref)
         with told_of(about if isinstance(ref, Job) else str(ref)):
-            return await self._api.get(ELASTIC_JOBS, about.name, about.namespace)
+            found = await self._api.get(ELASTIC_JOBS, about.name, about.namespace)
+        if isinstance(ref, Job) and ref.get("uid", found.metadata.uid) != found.metadata.uid:
+            raise NotFound(f"there is no job {str(about)!r} any more", hint="another one has its name now")
+        return found
 
     async def _change(self, ref: Ref, patch: Callable[[ElasticJob], dict[str, Any]]) -> Job:
         found = await self._get(ref)

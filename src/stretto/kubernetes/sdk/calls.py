@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from stretto.client.calls import Ref, Source, job_file
-from stretto.client.documents import Job
+from stretto.client.documents import ENDED, Job
 from stretto.errors import Conflict, NotFound, SpecError, Unavailable, UsageError
 from stretto.kubernetes import problems
 from stretto.kubernetes.elastic_job import elastic_job
@@ -117,13 +117,12 @@ def scaling(found: ElasticJob, low: int | None, high: int | None) -> dict[str, A
 
 
 def must_not_have_ended(found: ElasticJob) -> None:
-    shown = documents.job(found)
-    if shown.ended:
-        how = "been cancelled" if shown.phase == "cancelled" else shown.phase
-        name = found.metadata.name
+    phase = documents.phase(found)
+    if phase in ENDED:
+        how = "been cancelled" if phase == "cancelled" else phase
+        about = Names(found.metadata.namespace, found.metadata.name)
         raise Conflict(
-            f"job {shown.id} has {how}",
-            hint=f"kubectl delete elasticjob {name} -n {found.metadata.namespace} removes it with its logs",
+            f"job {about} has {how}", hint=f"kubectl delete elasticjob {_words(about)} removes it with its logs"
         )
 
 
@@ -145,8 +144,7 @@ class Wanted(NamedTuple):
             asked |= set(documents.ACTIVE)
         return cls(frozenset(asked), name, user, queue, level)
 
-    def __contains__(self, job: object) -> bool:
-        assert isinstance(job, Job)
+    def fit(self, job: Job) -> bool:
         exact = ((self.user, job.user), (self.queue, job["queue"]), (self.level, job.level))
         return (
             (not self.phases or job.phase in self.phases)

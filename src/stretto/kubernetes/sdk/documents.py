@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from stretto.client.documents import Event, Job, Why
+from stretto.client.documents import ENDED, Event, Job, Why
 from stretto.errors import SpecError
 from stretto.kubernetes import elastic_job, pods
 from stretto.kubernetes.fields import SERVICE_LABEL
@@ -59,8 +59,8 @@ def job(found: ElasticJob, own: Iterable[Pod] = ()) -> Job:
     meta, told = found.metadata, found.status
     kept = told.get("accounts") or {}
     file = _file(found)
-    phase, text, message = _phase(found), str(told.get("message") or ""), str(kept.get("message") or "")
-    ended = phase in ("succeeded", "failed", "cancelled")
+    now, text, message = phase(found), str(told.get("message") or ""), str(kept.get("message") or "")
+    ended = now in ENDED
     if not told:
         text = _UNSEEN
     low, high = sizes(found.spec)
@@ -71,13 +71,13 @@ def job(found: ElasticJob, own: Iterable[Pod] = ()) -> Job:
         namespace=meta.namespace,
         uid=meta.uid,
         user=meta.namespace,
-        phase=phase,
+        phase=now,
         wish=_wish(found),
         level=level(found),
         queue=str(found.spec.get("queue") or "default"),
         priority=_priority(found),
         labels=dict(meta.labels),
-        message=text if ended or phase == "invalid" else message,
+        message=text if ended or now == "invalid" else message,
         exit_code=kept.get("exit_code"),
         submitted_s=_seconds(meta.creation_timestamp) or 0.0,
         started_s=_stamp(told.get("startTime")),
@@ -97,6 +97,13 @@ def job(found: ElasticJob, own: Iterable[Pod] = ()) -> Job:
         **{name: int(kept.get(name) or told.get(name) or 0) for name in _COUNTED},
         spec=_shown(found, file),
     )
+
+
+def phase(found: ElasticJob) -> str:
+    told = found.status.get("phase")
+    if not told:
+        return "suspended" if found.spec.get("suspend") else "queued"
+    return _WORDS.get(str(told), str(told).lower())
 
 
 def deleted(before: Job, at_s: float) -> Job:
@@ -159,10 +166,12 @@ def sizes(spec: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def level(found: ElasticJob) -> str:
+    """As it was taken in: scaling does not change it."""
     if found.spec.get("service"):
         return "service"
     low, high = sizes(found.spec)
-    return str(found.spec.get("level") or ("elastic" if low < high else "rigid"))
+    kept = found.status.get("accounts") or {}
+    return str(kept.get("level") or found.spec.get("level") or ("elastic" if low < high else "rigid"))
 
 
 def why(found: ElasticJob, own: Iterable[Pod]) -> Why:
@@ -198,7 +207,7 @@ def event(found: CoreEvent) -> Event:
     about = found.involved_object
     reason = _word(found.reason)
     body = {
-        "kind": "ended" if reason in ("succeeded", "failed", "cancelled") else reason,
+        "kind": "ended" if reason in ENDED else reason,
         "type": found.type,
         "reason": found.reason,
         "text": found.message,
@@ -222,13 +231,6 @@ def sequence(meta: Meta) -> int:
 def _trouble(pod: Pod) -> str:
     """Why it does not start, at once: whether it mends itself is for the controller to wait for."""
     return pods.trouble(pod, 0.0, -math.inf)
-
-
-def _phase(found: ElasticJob) -> str:
-    told = found.status.get("phase")
-    if not told:
-        return "suspended" if found.spec.get("suspend") else "queued"
-    return _WORDS.get(str(told), str(told).lower())
 
 
 def _wish(found: ElasticJob) -> str:

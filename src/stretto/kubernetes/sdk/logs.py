@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
 from contextlib import aclosing, suppress
 from typing import Any
 
-from stretto.client.documents import Piece
+from stretto.client.documents import ENDED, Piece
 from stretto.client.streams import Patience
 from stretto.errors import NotFound, SpecError
 from stretto.kubernetes.client import Api
@@ -26,6 +26,8 @@ from stretto.kubernetes.sdk.changes import states
 LAST_WORDS_S = 10.0
 """So long after a job's end its pods may take to finish their logs; those of a lost node never do."""
 _AGAIN_S = 0.5
+_MOST_WAITING = 1000
+"""Pieces; who reads slowly holds the logs back."""
 
 
 def chosen(own: list[Pod], worker: str | None) -> list[Pod]:
@@ -57,10 +59,10 @@ class Following:
 
     def __init__(self, api: Api, found: ElasticJob, worker: str | None, tail: int | None, patience_s: float) -> None:
         self._api, self._found, self._worker, self._tail, self._patience_s = api, found, worker, tail, patience_s
-        self._queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(_MOST_WAITING)
         self._pods: dict[str, Pod] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
-        self._has_looked = asyncio.Event()
+        self._count = 0
 
     async def pieces(self, tick_s: float | None) -> AsyncGenerator[Piece, None]:
         """With `tick_s` an empty one whenever nothing was written for so long."""
@@ -75,7 +77,7 @@ class Following:
                     continue
                 if told is None:
                     return
-                if isinstance(told, BaseException):
+                if isinstance(told, Exception):
                     raise told
                 yield told
         finally:
@@ -88,44 +90,47 @@ class Following:
         try:
             await work
         except Exception as error:
-            self._queue.put_nowait(error)
+            await self._queue.put(error)
 
     async def _watch_pods(self) -> None:
-        meta = self._found.metadata
-        seen = states(
-            self._api, PODS, meta.namespace, labels=documents.selector(self._found), patience_s=self._patience_s
-        )
+        meta, labels = self._found.metadata, documents.selector(self._found)
+        seen = states(self._api, PODS, meta.namespace, labels=labels, patience_s=self._patience_s)
         async with aclosing(seen):
             async for present in seen:
                 self._pods = present
-                for pod in documents.pods_of(self._found, present.values()):
-                    if self._is_wanted(pod) and pod.metadata.uid not in self._reading:
-                        task = asyncio.create_task(self._guarded(self._read(pod)))
-                        self._reading[pod.metadata.uid] = task
-                self._has_looked.set()
+                self._begin(present.values())
 
-    def _is_wanted(self, pod: Pod) -> bool:
-        has_begun = pod.is_bound and pod.status.phase in ("Running", "Succeeded", "Failed")
-        return has_begun and self._worker in (None, documents.worker_name(pod))
+    def _begin(self, present: Iterable[Pod]) -> None:
+        """Read the logs of those pods that have one by now."""
+        for pod in documents.pods_of(self._found, present):
+            uid = pod.metadata.uid
+            has_begun = pod.is_bound and pod.status.phase in ("Running", "Succeeded", "Failed")
+            is_wanted = self._worker in (None, documents.worker_name(pod))
+            if has_begun and is_wanted and uid not in self._reading:
+                self._reading[uid] = asyncio.create_task(self._guarded(self._read(pod)))
 
     async def _until_end(self) -> None:
-        """The end of the job, then of the logs that were being read."""
+        """The end of the job, then of the logs that there are."""
         await ended(self._api, self._found, self._patience_s)
-        await self._has_looked.wait()
+        namespace, labels = self._found.metadata.namespace, documents.selector(self._found)
+        # What was watched may be behind; whoever ended before the job did is in this list.
+        self._begin((await self._api.list(PODS, namespace, labels=labels)).items)
         while running := [task for task in self._reading.values() if not task.done()]:
+            before = self._count
             _, late = await asyncio.wait(running, timeout=LAST_WORDS_S)
-            if late:
+            if late and self._count == before and self._queue.empty():
                 break
-        self._queue.put_nowait(None)
+        await self._queue.put(None)
 
     async def _read(self, pod: Pod) -> None:
         worker = documents.worker_name(pod)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         async for piece in self._bytes(pod):
+            self._count += 1
             if text := decoder.decode(piece):
-                self._queue.put_nowait(Piece(worker, text))
+                await self._queue.put(Piece(worker, text))
         if text := decoder.decode(b"", final=True):
-            self._queue.put_nowait(Piece(worker, text))
+            await self._queue.put(Piece(worker, text))
 
     async def _bytes(self, pod: Pod) -> AsyncIterator[bytes]:
         """Until its container has ended, or the pod has gone."""
@@ -169,12 +174,12 @@ async def ended(api: Api, found: ElasticJob, patience_s: float) -> ElasticJob | 
             now = present.get(meta.uid)
             if now is None:
                 return None
-            shown = documents.job(now)
-            if shown.ended:
+            phase = documents.phase(now)
+            if phase in ENDED:
                 return now
-            if shown.phase == "invalid":
+            if phase == "invalid":
                 raise SpecError(
-                    f"job {shown.id} was refused: {shown.message}",
+                    f"job {meta.namespace}/{meta.name} was refused: {now.status.get('message')}",
                     hint=f"correct it with kubectl edit elasticjob {meta.name} -n {meta.namespace}, or delete it",
                 )
     raise AssertionError("what is watched does not end by itself")

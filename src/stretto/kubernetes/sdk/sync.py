@@ -7,11 +7,11 @@ cancelled over there.
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from stretto.client.calls import Ref, Source
 from stretto.client.documents import Event, Job, Piece, Why
@@ -101,7 +101,7 @@ class KubernetesClient:
         order: str = "newest",
         limit: int | None = None,
         namespace: str | None = None,
-    ) -> Iterator[Job]:
+    ) -> Generator[Job, None, None]:
         return self._loop.iterate(
             self._client.jobs(
                 phase=phase, name=name, user=user, queue=queue, level=level, labels=labels, order=order, limit=limit,
@@ -132,7 +132,7 @@ class KubernetesClient:
 
     def watch(
         self, ref: Ref | None = None, *, after: int | None = None, patience_s: float = RESTART_S
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         return self._loop.iterate(self._client.watch(ref, after=after, patience_s=patience_s))
 
     def logs(self, ref: Ref, *, worker: str | None = None, tail: int | None = None) -> str:
@@ -146,7 +146,7 @@ class KubernetesClient:
         tail: int | None = None,
         tick_s: float | None = None,
         patience_s: float = RESTART_S,
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         return self._loop.iterate(
             self._client.follow(ref, worker=worker, tail=tail, tick_s=tick_s, patience_s=patience_s)
         )
@@ -168,36 +168,62 @@ class _Loop:
             future.cancel()
             raise
 
-    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        loop = self._running()
         try:
-            while True:
-                try:
-                    yield self.run(_next(items))
-                except StopAsyncIteration:
-                    return
+            while (item := self.run(_next(items))) is not _END:
+                yield cast(T, item)
         finally:
-            with suppress(AttributeError):
-                self.run(items.aclose())  # type: ignore[attr-defined]
+            # Whoever closed the client has ended it with everything else.
+            if self._loop is loop:
+                self.run(_closed(items))
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """`last`: what is to be done there before it ends."""
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(last(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        if loop is not None and thread is not None:
+            asyncio.run_coroutine_threadsafe(_wound_up(last), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="stretto-client", daemon=True)
+                made: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
+                self._thread = threading.Thread(target=_turn, args=(made,), name="stretto-client", daemon=True)
                 self._thread.start()
+                self._loop = made.get()
             return self._loop
 
 
-async def _next(items: AsyncIterator[T]) -> T:
-    return await anext(items)
+_END = object()
+
+
+def _turn(made: queue.SimpleQueue[asyncio.AbstractEventLoop]) -> None:
+    """Until it is stopped; what is still under way then is cancelled."""
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        made.put(loop)
+        loop.run_forever()
+
+
+async def _next(items: AsyncGenerator[T, None]) -> T | object:
+    return await anext(items, _END)
+
+
+async def _wound_up(last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """What is under way ends first: it would open connections behind whoever closes them."""
+    under_way = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in under_way:
+        task.cancel()
+    await asyncio.gather(*under_way, return_exceptions=True)
+    await last()
+
+
+async def _closed(items: AsyncGenerator[T, None]) -> None:
+    """End it, once a call of its that was interrupted has ended."""
+    own = asyncio.current_task()
+    cancelled = [task for task in asyncio.all_tasks() if task is not own and task.cancelling()]
+    await asyncio.gather(*cancelled, return_exceptions=True)
+    await items.aclose()

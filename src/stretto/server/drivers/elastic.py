@@ -97,17 +97,16 @@ class ElasticDriver(Driver):
 
     def exited(self, worker: Worker, exit: Exit, left: int) -> Judgement:
         self._confirm(worker, exit)
-        if exit.how == "exited" and exit.status not in (0, EVICTED_CODE) and self._failed_exit is None:
+        ended, taken = exit.how == "exited", bool(worker.leaving) or exit.asked
+        if ended and exit.status not in (0, EVICTED_CODE) and self._failed_exit is None and not exit.asked:
             self._failed_exit = worker, exit
-        if exit.how == "exited" and exit.status == 0 and not worker.leaving and self.state.named(worker.name) is None:
+        if ended and exit.status == 0 and not taken and self.state.named(worker.name) is None:
             self._never_joined = True
         if self.end is None:
             self.end = self._judge(worker, exit, left)
         if self.end is not None:
             return self.end
-        if exit.how == "exited" and exit.status == 0:
-            return None
-        return None if worker.leaving else Fault(describe(worker, exit))
+        return None if taken or (ended and exit.status == 0) else Fault(describe(worker, exit))
 
     def _confirm(self, worker: Worker, exit: Exit) -> None:
         """Tell the coordinator that its process is gone."""
@@ -120,14 +119,14 @@ class ElasticDriver(Driver):
         state = self.state
         if state.failed:
             return End("failed", state.failed, 1)
-        if self._failed_exit is not None and not worker.leaving:
+        if self._failed_exit is not None and not worker.leaving and not exit.asked:
             who, how = self._failed_exit
             return End("failed", describe(who, how), how.status)
         if exit.how == "refused":
             return End("failed", describe(worker, exit), 127)
         if state.done:
             return End("succeeded", "", 0)
-        if left or exit.how != "exited" or exit.status != 0 or worker.leaving:
+        if left or exit.how != "exited" or exit.status != 0 or worker.leaving or exit.asked:
             return None
         known = state.named(worker.name)
         if known is None:

@@ -20,6 +20,8 @@ class GroupDriver(Driver):
         super().__init__(active, surroundings)
         self._port = 0
         self._ended_well = False
+        self._taken = False
+        """A member was taken away by somebody else, and the others cannot go on without it."""
         self._fault = ""
         self._error: End | None = None
         self._stopped_s: float | None = None
@@ -34,7 +36,7 @@ class GroupDriver(Driver):
 
     @property
     def failing(self) -> bool:
-        return bool(self._fault or self._error) or super().failing
+        return bool(self._fault or self._error or self._taken) or super().failing
 
     def watch_pauses(self) -> None:
         super().watch_pauses()
@@ -45,7 +47,7 @@ class GroupDriver(Driver):
         return 0.0 if self._stopped_s is None else self.around.clock() - self._stopped_s
 
     def prepare(self, size: int) -> None:
-        self._port, self._ended_well, self._fault, self._error = _free_port(), False, "", None
+        self._port, self._ended_well, self._taken, self._fault, self._error = _free_port(), False, False, "", None
 
     def environment(self, worker: str, seat: Seat, member: int, size: int) -> dict[str, str]:
         job, file = self.active.job, self.active.file
@@ -66,12 +68,15 @@ class GroupDriver(Driver):
         elif exit.how == "exited" and exit.status == 0:
             self._ended_well = self._ended_well or not worker.leaving
         elif not worker.leaving:
-            if exit.how == "exited":
+            if exit.asked:
+                self._taken = True
+            elif exit.how == "exited":
                 self._error = self._error or End("failed", describe(worker, exit), exit.status)
             else:
                 self._fault = self._fault or describe(worker, exit)
         if left:
             return None
+        self._taken = False
         if self._fault:
             fault, self._fault, self._error = Fault(self._fault), "", None
             return fault

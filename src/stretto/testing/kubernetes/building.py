@@ -173,7 +173,8 @@ def _compile(work: Path, into: Path, environment: dict[str, str]) -> None:
     major, minor, _ = VERSION.split(".")
     told = {"gitVersion": f"v{VERSION}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "archive"}
     flags = ["-s", "-w"]
-    for package in ("k8s.io/component-base/version", "k8s.io/kubernetes/vendor/k8s.io/component-base/version"):
+    named = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    for package in (*named, *(f"k8s.io/kubernetes/vendor/{name}" for name in named)):
         flags += [f"-X {package}.{name}={value}" for name, value in told.items()]
     into.mkdir(exist_ok=True)
     _run(

@@ -202,13 +202,13 @@ class ControlPlane:
 
     def _start_etcd(self) -> None:
         """Its data is kept in memory: nobody needs it afterwards, and it waits for the disk at every write."""
-        data = Path(tempfile.mkdtemp(prefix="stretto-etcd-", dir="/dev/shm"))
-        self._guard.folder(data)
+        self.data = Path(tempfile.mkdtemp(prefix="stretto-etcd-", dir="/dev/shm"))
+        self._guard.folder(self.data)
         self._etcd, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         self._run(
             "etcd",
             [
-                "--name=test", f"--data-dir={data}", f"--listen-client-urls={self._etcd}",
+                "--name=test", f"--data-dir={self.data}", f"--listen-client-urls={self._etcd}",
                 f"--advertise-client-urls={self._etcd}", f"--listen-peer-urls={peers}",
                 f"--initial-advertise-peer-urls={peers}", f"--initial-cluster=test={peers}",
                 f"--quota-backend-bytes={4 << 30}", "--log-level=warn", "--logger=zap",

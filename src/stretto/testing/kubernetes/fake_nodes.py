@@ -269,8 +269,12 @@ class FakeNodes:
                 return
         pod.state, pod.started = "running", now()
         self._addresses += 1
-        pod.address = f"10.{128 + (self._addresses >> 16) % 96}.{self._addresses >> 8 & 255}.{self._addresses & 255}"
+        pod.address = self._address(self._addresses)
         self._spawn(self._start(pod))
+
+    def _address(self, number: int) -> str:
+        """Of the pod that is started as the so-manieth."""
+        return f"10.{128 + (number >> 16) % 96}.{number >> 8 & 255}.{number & 255}"
 
     async def _start(self, pod: FakePod) -> None:
         await self._report(pod, running(pod))

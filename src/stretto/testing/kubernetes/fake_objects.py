@@ -58,6 +58,7 @@ class _Metadata(msgspec.Struct):
     namespace: str
     uid: str
     deletionTimestamp: str | None = None
+    deletionGracePeriodSeconds: int | None = None
     annotations: dict[str, str] = {}
 
 

@@ -41,7 +41,7 @@ USER = 65532
 
 #: What a worker imports, next to its framework.
 WORKER_PACKAGES = ("torch", "safetensors", "websockets", "msgspec", "numpy")
-_KEPT_S = 7 * 24 * 3600
+_KEPT_S = 2 * 24 * 3600
 _HOME = "usr/local"
 _PACKAGES = f"{_HOME}/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 _STDLIB_LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3"}
@@ -144,7 +144,7 @@ def _kept(name: str, content: str, write: Callable[[tarfile.TarFile], None]) -> 
 
 
 def _prune(folder: Path) -> None:
-    """What nobody made anew for days; a younger one may be somebody else's who runs now."""
+    """What nobody used for days; a younger one may be somebody else's who runs now."""
     now_s = datetime.now(UTC).timestamp()
     for old in folder.glob("*-*.*"):
         if now_s - old.stat().st_mtime > _KEPT_S:
