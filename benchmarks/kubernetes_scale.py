@@ -56,7 +56,7 @@ GPUS_PER_NODE, WORKERS = 8, 16
 MOST_MB, MOST_PASS_S = 500.0, 0.25
 SAMPLE_S = 0.1
 DEADLINE_S = 240.0
-SCHEDULER_FLAGS = ("--kube-api-qps=5000", "--kube-api-burst=5000")
+CLIENT_FLAGS = ("--kube-api-qps=5000", "--kube-api-burst=5000")
 
 
 # The programs.
@@ -85,6 +85,10 @@ class ControllerProcess:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is None or self._process.poll() is None
 
     def stop(self) -> None:
         """It gives its lease back, so that the next one need not wait for it."""
@@ -186,6 +190,8 @@ class Bindings:
         self.bound_s: dict[str, float] = {}
         self.of_job: dict[str, list[float]] = {}
         """The bindings of its pods, by the label of the job."""
+        self.goes_on: Callable[[], bool] = lambda: True
+        """Whether what is waited for can still come about."""
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -209,6 +215,8 @@ class Bindings:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), 1.0)
+            if not self.goes_on():
+                sys.exit(f"{what} did not come about: the controller has ended")
             if time.monotonic() > end_s:
                 sys.exit(f"{what} did not come about within {DEADLINE_S:g} s")
 
@@ -376,14 +384,16 @@ def main() -> None:
     given = options.parse_args()
     print(
         f"{machine()}\n"
-        f"peer: kube-scheduler {VERSION} ({', '.join(SCHEDULER_FLAGS)}) on the same control plane\n"
+        f"peer: kube-scheduler {VERSION} ({', '.join(CLIENT_FLAGS)}) on the same control plane\n"
         f"{given.nodes} played nodes with {GPUS_PER_NODE} GPUs, 64 cores, 256 Gi; {given.jobs} jobs of 1..{WORKERS} "
         f"workers with 1 GPU; everything on this one machine",
         flush=True,
     )
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        plane = ControlPlane(Path(folder), node_grace_s=300.0, scheduler_flags=SCHEDULER_FLAGS)
+        plane = ControlPlane(
+            Path(folder), node_grace_s=300.0, scheduler_flags=CLIENT_FLAGS, controller_manager_flags=CLIENT_FLAGS
+        )
         with plane, playing(plane, given.nodes) as nodes_pid:
             account = install(plane)
             plane.create_namespace(NAMESPACE)
@@ -412,6 +422,7 @@ async def measure(plane: ControlPlane, account: Path, nodes_pid: int, given: arg
     decisions = Decisions()
     async with observing(plane) as (api, seen):
         with controlling(account, log) as controller:
+            seen.goes_on = lambda: controller.is_alive
             following = asyncio.create_task(decisions.follow(controller))
             usage = _usage(plane, nodes_pid, controller=controller.pid)
             idle = await singles(api, seen, "idle", given.singles, WORKERS)

@@ -403,6 +403,7 @@ class Controller:
             ready=len(driver.joined) if driver is not None else 0,
             step=max(job.steps, progress.steps) if progress is not None else job.steps,
             total=progress.total if progress is not None else job.total_steps,
+            checkpoint=progress.saved if progress is not None else None,
         )
         return status.describe(view, card.status, self._clock())
 

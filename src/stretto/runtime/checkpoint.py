@@ -333,8 +333,9 @@ class AsyncSaver:
     An error is raised by the next call, once. The parts must not change afterwards: copies are the caller's duty.
     """
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, saved: Callable[[int], None] = lambda step: None) -> None:
+        """`saved` is told, in the saver's thread, the step of every checkpoint that is whole on disk."""
+        self.store, self._saved = store, saved
         self._change = threading.Condition()
         self._waiting: tuple[int, int, Mapping[str, Part], Mapping[str, Any] | None] | None = None
         self._busy = False
@@ -403,6 +404,7 @@ class AsyncSaver:
             wanted, self._waiting, self._busy = self._waiting, None, True
         try:
             self._path = self.store.save(*wanted)
+            self._saved(wanted[0])
         except BaseException as error:
             # A traceback would hold on to the parts: its text is enough.
             error.add_note("".join(traceback.format_tb(error.__traceback__)))

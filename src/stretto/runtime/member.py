@@ -55,6 +55,8 @@ class Member:
         """Steps of the job as far as its script has said; 0: not known."""
         self.paused_s = 0.0
         """Spent on getting into generations since it is a member."""
+        self.saved = -1
+        """Applied steps of the last checkpoint that it has written; -1: none."""
         self.welcome: Welcome | None = None
         self.loops_done = 0
         self.newest: Switch | None = None
@@ -98,6 +100,7 @@ class Member:
                 metrics=dict(self.metrics),
                 total=self.total,
                 paused_s=self.paused_s,
+                saved=self.saved,
             )
 
     def hear(self, message: Message) -> None:

@@ -92,6 +92,8 @@ class Heartbeat(Message):
     """Steps of the job, those done included, as far as its script has said; 0: not known."""
     paused_s: float = 0.0
     """Time that this worker, as a member, spent on getting into generations instead of training."""
+    saved: int = -1
+    """Applied steps of the last checkpoint that it has written whole; -1: none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,8 @@ class Progress:
     paused_s: float = 0.0
     rate: float = 0.0
     """Steps per second, lately."""
+    saved: tuple[int, float] | None = None
+    """The steps of the last checkpoint that is whole, and when that was heard."""
     recorded_s: float = 0.0
     """When it was last made an event."""
 

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -38,6 +38,8 @@ class Checkpoints:
         self._saver: AsyncSaver | None = None
         self._due_s = time.monotonic() + every_s
         self._taken: tuple[Cursor, int, str, list[Tensor]] | None = None
+        self.saved: Callable[[int], None] = lambda step: None
+        """Told the applied steps of every checkpoint that is whole on disk."""
 
     def consider(self, cursor: Cursor, generation: int, *, leader: bool) -> None:
         """At a boundary: write what was taken at the last one, which is committed now; take another if it is time."""
@@ -87,7 +89,7 @@ class Checkpoints:
 
     def _write(self, cursor: Cursor, generation: int, skeleton: str, tensors: list[Tensor]) -> None:
         if self._saver is None:
-            self._saver = AsyncSaver(Store(self.folder, self.keep))
+            self._saver = AsyncSaver(Store(self.folder, self.keep), lambda step: self.saved(step))
         with _not_fatal():
             self._saver.save(
                 cursor.applied,

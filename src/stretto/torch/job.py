@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stretto.errors import StrettoError
-from stretto.runtime import pacer
+from stretto.runtime import address, pacer
 from stretto.runtime.channel import NoCoordinator
 from stretto.runtime.ledger import SUFFIX, Ledger
 from stretto.runtime.member import Evicted
@@ -84,6 +84,8 @@ class Job:
             where = os.environ.get("STRETTO_CHECKPOINT_DIR") or folder / "checkpoints"
             keep = int(os.environ.get("STRETTO_CHECKPOINT_KEEP", KEEP))
             self.checkpoints = Checkpoints(Path(where), holder, every_s, keep)
+            if world is not None:
+                self.checkpoints.saved = world.saved
         self._ledger: Ledger | None = None
         self._loops = 0
         self._loops_to_come = 0
@@ -788,7 +790,12 @@ def _device() -> torch.device:
 
 
 def _host() -> str:
-    return os.environ.get("STRETTO_HOST", "127.0.0.1")
+    """Where the other workers reach this one."""
+    name = os.environ.get("STRETTO_INTERFACE")
+    try:
+        return address.of_interface(name) if name else os.environ.get("STRETTO_HOST", "127.0.0.1")
+    except address.NoAddress as error:
+        raise TrainingError(str(error), hint="STRETTO_INTERFACE names a network interface of the workers") from None
 
 
 def _given(name: str) -> str:

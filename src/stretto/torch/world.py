@@ -131,6 +131,11 @@ class World:
         self._drop_all()
         self.store.close()
 
+    def saved(self, steps: int) -> None:
+        """A checkpoint is whole: the next heartbeat tells."""
+        with self.member.changed:
+            self.member.saved = steps
+
     def ask_to_leave(self) -> None:
         """May be called at any moment, from a signal handler."""
         self.leaving = True

@@ -151,6 +151,8 @@ class ElasticDriver(Driver):
                 progress.paused_s = max(progress.paused_s, heartbeat.paused_s)
                 if heartbeat.total:
                     progress.total = heartbeat.total
+                if heartbeat.saved > (progress.saved[0] if progress.saved is not None else -1):
+                    progress.saved = heartbeat.saved, self.around.clock()
                 self.around.progressed(number)
             case Failed(reason):
                 self.end = self.end or End("failed", reason, 1)

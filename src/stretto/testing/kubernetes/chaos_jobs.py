@@ -145,10 +145,8 @@ class Workplace:
         return {"apiVersion": "stretto.dev/v1alpha1", "kind": "ElasticJob", "metadata": about, "spec": spec}
 
     def alone(self, epochs: int, warm: ForkServer | None = None) -> list[float]:
-        """The weights of a run that nobody disturbs, with its ledger in a folder of its own."""
-        return self.run_alone(self.folder / f"alone-{epochs}", epochs, warm)
-
-    def run_alone(self, folder: Path, epochs: int, warm: ForkServer | None = None) -> list[float]:
+        """The weights of a run that nobody disturbs; its ledger is in `alone-EPOCHS`."""
+        folder = self.folder / f"alone-{epochs}"
         folder.mkdir(parents=True, exist_ok=True)
         env = {name: value for name, value in os.environ.items() if not name.startswith("STRETTO_")}
         env |= {"EPOCHS": str(epochs), "PAUSE_S": "0", "RESULT": str(folder / "result"), "OMP_NUM_THREADS": "1"}
@@ -225,6 +223,7 @@ class History:
         ends = [phase for phase in phases if phase in ENDED]
         told = f"{name} went {' → '.join(phases) or 'nowhere'}: {self.latest.get(name, {}).get('message', '')}"
         assert ends, f"has not ended: {told}"
-        assert len(ends) == 1 and phases[-1] == ends[0], f"has ended {len(ends)} times: {told}"
+        assert len(ends) == 1, f"has ended {len(ends)} times: {told}"
+        assert phases[-1] == ends[0], f"has gone on after its end: {told}"
         assert len(self._ends.get(name, ())) == 1, f"has ended at {sorted(self._ends.get(name, ()))}: {told}"
         assert ends == ["Succeeded"], f"has not ended well: {told}"

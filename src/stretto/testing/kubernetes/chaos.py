@@ -1,0 +1,512 @@
+"""What the world does to jobs on a cluster: a seeded schedule of faults under a stream of real training jobs.
+
+`play(seed, rounds, control_plane, manifests, folder)` runs the real controller, with the rights that its manifests give
+it, on a real API server; nodes are played, their pods are real processes. In every round something is done to the
+controller, the API server, the pods, the nodes or the jobs; what a node or a guest does not get over by itself is
+mended some rounds later. Afterwards every job must have ended once and well, with an exact ledger and the result of an
+undisturbed run; there may be no pod without its job, no process, nothing that is stuck in deletion, and no traceback in
+the controller's log. What is not so is an `AssertionError` that says which and how, with the latest that is known.
+
+The seed says which jobs come and what is done to whom; how far they are by then is the machine's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stretto.backends.local.forkserver import ForkServer
+from stretto.errors import StrettoError
+from stretto.testing.kubernetes.chaos_jobs import EPOCHS, ChaosJob, History, Workplace, drawn
+from stretto.testing.kubernetes.control_plane import ControlPlane
+from stretto.testing.kubernetes.controller_process import Controllers, install, through
+from stretto.testing.kubernetes.fake_objects import FakeNode, FakePod
+from stretto.testing.kubernetes.kube_http import Access, ApiError, KubeHttp
+from stretto.testing.kubernetes.process_nodes import ProcessNodes
+from stretto.testing.kubernetes.wire import Wire
+
+DEADLINE_S = 300.0
+_LOOK_S = 0.1
+_NODES, _CORES = 4, "2"
+_GUEST = "guest"
+_WORKER = "stretto.dev/job"
+_TAIL = 40
+
+
+class Tally(msgspec.Struct):
+    """What was done, and to whom."""
+
+    faults: Counter[str] = msgspec.field(default_factory=Counter)
+    missed: Counter[str] = msgspec.field(default_factory=Counter)
+    """Faults for which there was nobody at that moment."""
+    jobs: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    """By name: resizes, restarts and the like."""
+    controllers_ended: int = 0
+    """So many controllers ended by themselves, because they could not keep their lease."""
+
+
+async def play(
+    seed: int,
+    rounds: int,
+    control_plane: ControlPlane,
+    manifests: Path,
+    folder: Path,
+    *,
+    namespace: str = "chaos",
+    kinds: tuple[str, ...] = (),
+    say: Callable[[str], None] = print,
+) -> Tally:
+    """Rounds of faults, and the proof that nothing was lost. `kinds`: only these."""
+    folder.mkdir(parents=True, exist_ok=True)
+    account = await asyncio.to_thread(install, control_plane, manifests)
+    place = Workplace(folder / "work")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with ForkServer(env=environment, preload=("torch", "stretto.torch")) as warm:
+        await asyncio.to_thread(warm.wait_ready)
+        expected = {epochs: await asyncio.to_thread(place.alone, epochs, warm) for epochs in EPOCHS}
+        nodes = ProcessNodes(
+            control_plane.kubeconfig, [FakeNode(name=f"{namespace}-{i}", cpu=_CORES) for i in range(_NODES)],
+            folder / "pods", environment=environment, warm=warm,
+        )  # fmt: skip
+        async with (
+            nodes,
+            Wire(lambda: [control_plane.port]) as wire,
+            Controllers(through(wire, account), folder) as controllers,
+        ):
+            world = _World(control_plane, namespace, nodes, wire, controllers, place)
+            try:
+                tally = await _Chaos(world, seed, say).run(rounds, kinds, expected)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{await world.told()}") from None
+        left = nodes.alive()
+        assert not left, f"processes are left: {left}"
+    return tally
+
+
+class _World:
+    """Everything that there is, and how to look at it."""
+
+    def __init__(
+        self, control_plane: ControlPlane, namespace: str, nodes: ProcessNodes, wire: Wire, controllers: Controllers,
+        place: Workplace,
+    ) -> None:  # fmt: skip
+        self.control_plane, self.namespace, self.nodes = control_plane, namespace, nodes
+        self.wire, self.controllers, self.place = wire, controllers, place
+        self.history = History()
+        self._http = KubeHttp(Access.of(control_plane.kubeconfig))
+        self.objects = f"/apis/stretto.dev/v1alpha1/namespaces/{namespace}/elasticjobs"
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def kubectl(self, *words: str, text: str | None = None) -> str:
+        return await asyncio.to_thread(self.control_plane.kubectl, *words, "--namespace", self.namespace, text=text)
+
+    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Again, for as long as the API server is away."""
+        end_s = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                return msgspec.json.decode(await self._http.request(method, path, body))
+            except ApiError as error:
+                if error.status == 409 and method == "POST":
+                    return None  # An answer was lost.
+                if error.status < 500 and error.status != 429:
+                    raise
+            except OSError:
+                pass
+            assert time.monotonic() < end_s, f"{method} {path}: the API server is away for good"
+            await asyncio.sleep(_LOOK_S)
+
+    async def watch(self) -> None:
+        """Every version of every job, for the history."""
+        version = ""
+        while True:
+            with contextlib.suppress(OSError, ApiError):
+                if not version:
+                    listed = await self.ask("GET", self.objects)
+                    for job in listed["items"]:
+                        self.history.see(job)
+                    version = listed["metadata"]["resourceVersion"]
+                async with self._http.lines(f"{self.objects}?watch=1&resourceVersion={version}") as lines:
+                    async for line in lines:
+                        event = msgspec.json.decode(line)
+                        if event["type"] == "ERROR":
+                            version = ""
+                            break
+                        version = event["object"]["metadata"]["resourceVersion"]
+                        if event["type"] != "DELETED":
+                            self.history.see(event["object"])
+            await asyncio.sleep(_LOOK_S)
+
+    def workers(self) -> list[FakePod]:
+        """Whose process runs, on nodes that are there."""
+        found = [
+            pod
+            for pod in self.nodes.pods.values()
+            if pod.namespace == self.namespace
+            and not pod.name.startswith(_GUEST)
+            and pod.node not in self.nodes.failed
+            and self.nodes.process(pod) is not None
+        ]
+        return sorted(found, key=lambda pod: pod.name)
+
+    def healthy(self) -> list[str]:
+        return sorted(name for name in self.nodes.nodes if name not in self.nodes.failed)
+
+    async def told(self) -> str:
+        """What is known at this moment, for whoever has to find out."""
+        parts = []
+        with contextlib.suppress(StrettoError):
+            parts.append(await self.kubectl("get", "elasticjobs,pods,nodes", "--output", "wide"))
+            for name, status in self.history.latest.items():
+                if status.get("phase") != "Succeeded":
+                    parts.append(f"-- {name}: {json.dumps(status)[:3000]}")
+        for name, text in self.controllers.logs().items():
+            parts.append("\n".join([f"-- the end of {name}:", *text.splitlines()[-_TAIL:]]))
+        parts.append(f"logs of pods: {self.nodes.folder}")
+        return "\n".join(parts)
+
+
+class _Chaos:
+    def __init__(self, world: _World, seed: int, say: Callable[[str], None]) -> None:
+        self._world, self._seed, self._say = world, seed, say
+        self._chance = random.Random(seed)
+        self._later: list[tuple[int, str, Callable[[], Awaitable[None]]]] = []
+        """In which round something is mended."""
+        self._round = 0
+        self._counter = 0
+        self._jobs: list[ChaosJob] = []
+        self.tally = Tally()
+        self._faults: dict[str, Callable[[], Coroutine[Any, Any, bool]]] = {
+            "controller killed": self._kill_controller,
+            "controller restarted": self._restart_controller,
+            "controller killed twice": self._kill_controller_twice,
+            "two controllers": self._two_controllers,
+            "watches dropped": self._drop_watches,
+            "API server silent": self._silence,
+            "API server restarted": self._restart_api_server,
+            "pod killed": self._kill_pods,
+            "pod deleted": self._delete_pods,
+            "pod removed by force": self._remove_pod,
+            "node lost": self._lose_node,
+            "node replaced": self._replace_node,
+            "node frozen": self._freeze_node,
+            "node drained": self._drain_node,
+            "guests": self._guests,
+            "scaled": self._scale,
+            "suspended": self._suspend,
+        }
+
+    async def run(self, rounds: int, kinds: tuple[str, ...], expected: dict[int, list[float]]) -> Tally:
+        world = self._world
+        world.controllers.start()
+        watching = asyncio.create_task(world.watch())
+        submitting = asyncio.create_task(self._submit())
+        try:
+            for self._round in range(1, rounds + 1):
+                await self._one_round(kinds or tuple(self._faults), submitting)
+            submitting.cancel()
+            await asyncio.gather(submitting, return_exceptions=True)
+            await self._mend(everything=True)
+            await self._check(expected)
+        finally:
+            for task in (watching, submitting):
+                task.cancel()
+            await asyncio.gather(watching, submitting, return_exceptions=True)
+            await world.close()
+        self.tally.controllers_ended = world.controllers.ended
+        return self.tally
+
+    async def _one_round(self, kinds: tuple[str, ...], submitting: asyncio.Task[None]) -> None:
+        await self._mend()
+        await asyncio.sleep(self._chance.uniform(0.5, 4.0))
+        kind = self._chance.choice(kinds)
+        struck = await self._faults[kind]()
+        (self.tally.faults if struck else self.tally.missed)[kind] += 1
+        if submitting.done():
+            submitting.result()
+        ended = sum(self._world.history.ended(job.name) for job in self._jobs)
+        running = len(self._world.workers())
+        what = kind if struck else f"{kind}, but there was nobody"
+        self._say(f"round {self._round}: {what}; {len(self._jobs)} jobs, {ended} ended, {running} workers")
+
+    async def _mend(self, *, everything: bool = False) -> None:
+        due = [entry for entry in self._later if everything or entry[0] <= self._round]
+        self._later = [entry for entry in self._later if entry not in due]
+        for _, what, mend in due:
+            self._say(f"  {what}")
+            await mend()
+
+    def _mend_later(self, rounds: int, what: str, mend: Callable[[], Awaitable[None]]) -> None:
+        self._later.append((self._round + rounds, what, mend))
+
+    async def _submit(self) -> None:
+        """Two to four are alive at a time."""
+        chance = random.Random(self._seed + 1)
+        world = self._world
+        while True:
+            alive = chance.randint(2, 4)
+            while sum(not world.history.ended(job.name) for job in self._jobs) >= alive:
+                await asyncio.sleep(_LOOK_S)
+            job = drawn(chance, len(self._jobs))
+            self._jobs.append(job)
+            await world.ask("POST", world.objects, world.place.body(job, world.namespace))
+            await asyncio.sleep(chance.uniform(0.2, 2.0))
+
+    # The controller and the API server.
+
+    async def _kill_controller(self) -> bool:
+        self._world.controllers.kill()
+        await asyncio.sleep(self._chance.uniform(0.0, 3.0))
+        self._world.controllers.start()
+        return True
+
+    async def _kill_controller_twice(self) -> bool:
+        """The second time while it starts, or adopts."""
+        self._world.controllers.kill()
+        self._world.controllers.start()
+        await asyncio.sleep(self._chance.uniform(1.0, 8.0))
+        return await self._kill_controller()
+
+    async def _restart_controller(self) -> bool:
+        await self._world.controllers.stop()
+        self._world.controllers.start()
+        return True
+
+    async def _two_controllers(self) -> bool:
+        if any(what == "one controller again" for _, what, _ in self._later):
+            return False
+        controllers = self._world.controllers
+        controllers.start(1)
+        first_goes = self._chance.random() < 0.5
+
+        async def one_again() -> None:
+            controllers.kill(1 - first_goes)
+            await asyncio.sleep(self._chance.uniform(0.0, 8.0))
+            if first_goes:
+                controllers.start(0)
+                await controllers.stop(1)
+
+        self._mend_later(self._chance.randint(1, 3), "one controller again", one_again)
+        return True
+
+    async def _drop_watches(self) -> bool:
+        for _ in range(self._chance.randint(1, 4)):
+            self._world.wire.drop()
+            await asyncio.sleep(self._chance.uniform(0.0, 1.0))
+        return True
+
+    async def _silence(self) -> bool:
+        self._world.wire.cut()
+        await asyncio.sleep(self._chance.uniform(0.5, 8.0))
+        if self._chance.random() < 0.5:
+            self._world.wire.drop()
+        self._world.wire.mend()
+        return True
+
+    async def _restart_api_server(self) -> bool:
+        self._world.control_plane.stop_api_server()
+        await asyncio.sleep(self._chance.uniform(0.0, 5.0))
+        await asyncio.to_thread(self._world.control_plane.start_api_server)
+        return True
+
+    # Pods.
+
+    def _some(self, most: int) -> list[FakePod]:
+        workers = self._world.workers()
+        return self._chance.sample(workers, min(len(workers), self._chance.randint(1, most)))
+
+    async def _kill_pods(self) -> bool:
+        killed = [self._world.nodes.kill(pod) for pod in self._some(3)]
+        return any(killed)
+
+    async def _delete_pods(self) -> bool:
+        return await self._delete(self._some(3))
+
+    async def _remove_pod(self) -> bool:
+        return await self._delete(self._some(1), "--force", "--grace-period=0")
+
+    async def _delete(self, pods: list[FakePod], *how: str) -> bool:
+        if pods:
+            names = [pod.name for pod in pods]
+            await self._world.kubectl("delete", "pod", "--wait=false", "--ignore-not-found", *how, *names)
+        return bool(pods)
+
+    # Nodes.
+
+    def _node(self) -> str | None:
+        """One that may be hurt: two are always left."""
+        healthy = self._world.healthy()
+        return self._chance.choice(healthy) if len(healthy) > 2 else None
+
+    async def _lose_node(self) -> bool:
+        if (name := self._node()) is None:
+            return False
+        await self._world.nodes.fail(name)
+        self._mend_later(self._chance.randint(1, 5), f"{name} is started again", lambda: self._recover(name))
+        return True
+
+    async def _replace_node(self) -> bool:
+        if (name := self._node()) is None:
+            return False
+        await self._world.nodes.remove(name)
+        self._counter += 1
+        fresh = FakeNode(name=f"{self._world.namespace}-new-{self._counter}", cpu=_CORES)
+        self._mend_later(
+            self._chance.randint(1, 3), f"{fresh.name} replaces {name}", lambda: self._world.nodes.add(fresh)
+        )
+        return True
+
+    async def _freeze_node(self) -> bool:
+        """For a moment, or for longer than the lease of a worker."""
+        if (name := self._node()) is None:
+            return False
+        await self._world.nodes.cut_off(name)
+        rounds = self._chance.choice((0, 1, 2, 16))
+        if rounds:
+            self._mend_later(rounds, f"{name} thaws", lambda: self._recover(name))
+        else:
+            await asyncio.sleep(self._chance.uniform(0.2, 7.0))
+            await self._recover(name)
+        return True
+
+    async def _recover(self, name: str) -> None:
+        await self._world.nodes.recover(name)
+
+    async def _drain_node(self) -> bool:
+        if (name := self._node()) is None:
+            return False
+        how = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
+        await self._world.kubectl("drain", name, *how)
+        self._mend_later(self._chance.randint(1, 3), f"{name} is free again", lambda: self._uncordon(name))
+        return True
+
+    async def _uncordon(self, name: str) -> None:
+        if name in self._world.nodes.nodes:
+            await self._world.kubectl("uncordon", name)
+
+    # Others, and the users.
+
+    async def _guests(self) -> bool:
+        """Pods of somebody else, for which room must be made."""
+        self._counter += 1
+        name = f"{_GUEST}-{self._counter}"
+        container = {"name": "c", "image": "none", "command": ["sleep", "3600"]}
+        container |= {"resources": {"requests": {"cpu": "1"}}}  # type: ignore[dict-item]
+        pod = {"containers": [container], "terminationGracePeriodSeconds": 1}
+        spec = {
+            "replicas": self._chance.randint(2, 5),
+            "selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": {"app": name}}, "spec": pod},
+        }
+        body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+        await self._world.kubectl("create", "-f", "-", text=json.dumps(body))
+        self._mend_later(self._chance.randint(1, 4), f"{name} leaves", lambda: self._leave(name))
+        return True
+
+    async def _leave(self, name: str) -> None:
+        await self._world.kubectl("delete", "deployment", name, "--wait=false")
+
+    def _alive(self, *kinds: str) -> list[ChaosJob]:
+        history = self._world.history
+        return [
+            job
+            for job in self._jobs
+            if job.kind in kinds and history.phases.get(job.name) and not history.ended(job.name)
+        ]
+
+    async def _scale(self) -> bool:
+        jobs = self._alive("elastic", "restart")
+        if not jobs:
+            return False
+        job = self._chance.choice(jobs)
+        size = self._chance.randint(job.low, 4)
+        await self._world.kubectl("scale", f"elasticjob/{job.name}", f"--replicas={size}")
+        return True
+
+    async def _suspend(self) -> bool:
+        jobs = self._alive("elastic", "restart")
+        if not jobs:
+            return False
+        name = self._chance.choice(jobs).name
+        await self._set_suspended(name, True)
+        self._mend_later(self._chance.randint(1, 2), f"{name} is resumed", lambda: self._set_suspended(name, False))
+        return True
+
+    async def _set_suspended(self, name: str, value: bool) -> None:
+        patch = json.dumps({"spec": {"suspend": value}})
+        await self._world.kubectl("patch", "elasticjob", name, "--type", "merge", "--patch", patch)
+
+    # The proof.
+
+    async def _check(self, expected: dict[int, list[float]]) -> None:
+        world = self._world
+        for job in self._jobs:
+            await self._until(lambda job=job: self._has_ended(job), f"{job.name} ends")  # type: ignore[misc]
+        await self._until(self._no_pod_lives, "no pod of a job that has ended lives")
+        listed = (await world.ask("GET", world.objects))["items"]
+        by_name = {item["metadata"]["name"]: item for item in listed}
+        for job in self._jobs:
+            assert job.name in by_name, f"{job.name} is lost"
+            world.history.see(by_name[job.name])
+            world.history.check(job.name)
+            own = (
+                world.place.folder
+                / "state"
+                / f"{world.namespace}-{job.name}-{by_name[job.name]['metadata']['uid'][:8]}"
+            )
+            world.place.check(job, expected.get(job.length, []), own)
+            status = by_name[job.name]["status"]
+            counted = ("resizes", "restarts", "preemptions", "failures", "step")
+            self.tally.jobs[job.name] = {what: status.get(what, 0) for what in counted}
+        await self._check_nothing_is_left({item["metadata"]["uid"] for item in listed})
+
+    async def _has_ended(self, job: ChaosJob) -> bool:
+        return self._world.history.ended(job.name)
+
+    async def _no_pod_lives(self) -> bool:
+        pods = await self._pods()
+        return all(pod["status"].get("phase") in ("Succeeded", "Failed") for pod in pods) and not self._world.workers()
+
+    async def _pods(self) -> list[dict[str, Any]]:
+        path = f"/api/v1/namespaces/{self._world.namespace}/pods?labelSelector={_WORKER}"
+        found: list[dict[str, Any]] = (await self._world.ask("GET", path))["items"]
+        return found
+
+    async def _check_nothing_is_left(self, jobs: set[str]) -> None:
+        world = self._world
+        for pod in await self._pods():
+            owners = {owner["uid"] for owner in pod["metadata"].get("ownerReferences", ())}
+            assert owners & jobs, f"pod {pod['metadata']['name']} has no job"
+        await world.kubectl("delete", "elasticjobs", "--all", "--wait=false")
+        await self._until(self._nothing_is_left, "everything of ours is gone")
+        await self._until(self._no_process_is_left, "no process is left")
+        for name, text in world.controllers.logs().items():
+            at = text.find("Traceback")
+            assert at < 0, f"{name} has a traceback:\n{text[max(0, at - 500) : at + 3000]}"
+
+    async def _nothing_is_left(self) -> bool:
+        world = self._world
+        secrets = f"/api/v1/namespaces/{world.namespace}/secrets?labelSelector=stretto.dev/secret"
+        left = [*(await world.ask("GET", world.objects))["items"], *(await self._pods())]
+        return not left and not (await world.ask("GET", secrets))["items"]
+
+    async def _no_process_is_left(self) -> bool:
+        return not self._world.nodes.alive()
+
+    async def _until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
+        end_s = time.monotonic() + DEADLINE_S
+        while not await condition():
+            assert time.monotonic() < end_s, f"seed {self._seed}: after {DEADLINE_S:g} s still not: {what}"
+            await asyncio.sleep(_LOOK_S)
