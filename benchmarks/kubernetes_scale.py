@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import copy
 import json
 import statistics
 import subprocess
@@ -359,20 +358,15 @@ async def span(seen: Bindings, pods: int, began_s: float) -> Span:
 
 def without_node(pod: Mapping[str, Any]) -> dict[str, Any]:
     """A pod as it was before it was bound, to be made again."""
-    made = copy.deepcopy(dict(pod))
-    made.pop("status", None)
-    made["spec"].pop("nodeName", None)
-    meta = made["metadata"]
-    made["metadata"] = {key: meta[key] for key in ("name", "namespace", "labels", "annotations", "ownerReferences")}
-    return made
+    meta = {key: pod["metadata"][key] for key in ("name", "namespace", "labels", "annotations", "ownerReferences")}
+    spec = {key: value for key, value in pod["spec"].items() if key != "nodeName"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
 def for_kube_scheduler(pod: Mapping[str, Any]) -> dict[str, Any]:
     """The same pod for the other scheduler; nobody owns it, as its job is gone."""
-    made = copy.deepcopy(dict(pod))
-    del made["metadata"]["ownerReferences"]
-    made["spec"]["schedulerName"] = "default-scheduler"
-    return made
+    meta = {key: value for key, value in pod["metadata"].items() if key != "ownerReferences"}
+    return {**pod, "metadata": meta, "spec": {**pod["spec"], "schedulerName": "default-scheduler"}}
 
 
 def main() -> None:

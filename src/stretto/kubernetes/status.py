@@ -55,7 +55,7 @@ def describe(view: View, before: Mapping[str, Any], now_s: float) -> dict[str, A
     told: dict[str, Any] = {
         "phase": PHASES[job.phase],
         "reason": token(view.reason.name),
-        "message": _short(job.message if job.ended and job.message else view.reason.text) or None,
+        "message": _message(view),
         "waitingFor": waiting,
         "workers": has,
         "size": f"{has}/{job.min_workers}..{job.max_workers}",
@@ -81,6 +81,15 @@ def describe(view: View, before: Mapping[str, Any], now_s: float) -> dict[str, A
     told["notBefore"] = stamp(job.not_before_s) if job.not_before_s > now_s else None
     told["conditions"] = conditions(_states(view), before.get("conditions") or (), view.generation, now_s)
     return told
+
+
+def _message(view: View) -> str | None:
+    """Why it is as it is; with the fault that it suffered last, until it has made progress again."""
+    job = view.job
+    if job.ended and job.message:
+        return _short(job.message)
+    fault = f"; it was tried again: {job.message}" if job.failures and job.message not in view.reason.text else ""
+    return _short(view.reason.text + fault) or None
 
 
 def refusal(text: str, before: Mapping[str, Any], generation: int, now_s: float) -> dict[str, Any]:

@@ -31,7 +31,15 @@ from stretto.backends.local.forkserver import ForkServer
 from stretto.backends.local.launch import Process, launch
 from stretto.errors import UsageError
 from stretto.testing.kubernetes.fake_nodes import FakeNodes
-from stretto.testing.kubernetes.fake_objects import FakeNode, FakePod, SeenPod, containers, now, running
+from stretto.testing.kubernetes.fake_objects import (
+    FakeNode,
+    FakePod,
+    SeenPod,
+    containers,
+    now,
+    ready_condition,
+    running,
+)
 from stretto.testing.kubernetes.kube_http import ApiError
 
 FORCED_S = 2
@@ -159,6 +167,15 @@ class ProcessNodes(FakeNodes):
             return
         pod.state = "ended"
         await self._report(pod, _failed(pod, _REBOOTED))
+
+    async def _renew(self, name: str) -> None:
+        """Also what a kubelet does: whoever took its node for lost is put right."""
+        await super()._renew(name)
+        with contextlib.suppress(OSError, ApiError):
+            node = msgspec.json.decode(await self._http.request("GET", f"/api/v1/nodes/{name}"))
+            told = {condition["type"]: condition["status"] for condition in node["status"]["conditions"]}
+            if told["Ready"] != "True" and name not in self.failed:
+                await self._patch_node(name, {"status": {"conditions": [ready_condition("True")]}}, "/status")
 
     # What becomes of pods.
 
