@@ -47,6 +47,7 @@ from stretto.kubernetes.problems import ObjectNotFound
 from stretto.kubernetes.watching import Watched
 from stretto.testing.kubernetes.building import VERSION
 from stretto.testing.kubernetes.control_plane import ControlPlane
+from stretto.testing.kubernetes.guard import Guard
 
 T = TypeVar("T")
 BASE = Path(__file__).parents[1] / "deploy" / "kubernetes" / "base"
@@ -55,6 +56,7 @@ GPUS_PER_NODE, WORKERS = 8, 16
 MOST_MB, MOST_PASS_S = 500.0, 0.25
 SAMPLE_S = 0.1
 DEADLINE_S = 240.0
+END_S = 20.0
 CLIENT_FLAGS = ("--kube-api-qps=5000", "--kube-api-burst=5000")
 
 
@@ -74,6 +76,8 @@ class ControllerProcess:
         command += ["--kubeconfig", str(self._kubeconfig), "--lease", "15"]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        self._guard = Guard()
+        self._guard.process(self._process.pid, END_S)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -93,15 +97,11 @@ class ControllerProcess:
         """It gives its lease back, so that the next one need not wait for it."""
         if self._process is None:
             return
-        self._process.terminate()
-        try:
-            self._process.wait(60)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
-            self._process = None
+        self._guard.close()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process = None
 
     def memory_mb(self, field: str = "VmRSS") -> float:
         """In MB (10^6 bytes); `VmHWM` is the most it ever was."""
@@ -145,14 +145,16 @@ def playing(control_plane: ControlPlane, nodes: int) -> Iterator[int]:
     command += ["--cpu", "64", "--memory", "256Gi", "--heartbeat-s", "60"]
     with (control_plane.folder / "nodes.log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    guard = Guard()
+    # The control plane goes as well: nobody needs them to be removed one by one.
+    guard.process(process.pid, 0.0)
     assert process.stdout is not None
     try:
         if not process.stdout.readline():
             sys.exit(f"the nodes did not come up:\n{(control_plane.folder / 'nodes.log').read_text()[-3000:]}")
         yield process.pid
     finally:
-        # The control plane goes as well: nobody needs them to be removed one by one.
-        process.kill()
+        guard.close()
         process.wait()
         process.stdout.close()
 

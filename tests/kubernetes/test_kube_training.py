@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from controllers import Jobs, controlled, install, until
+from controllers import BASE, Jobs, controlled, install, until
 
 from stretto.runtime.ledger import audit, ledger_files
 from stretto.runtime.order import Loop
 from stretto.testing.kubernetes.control_plane import ControlPlane
-from stretto.testing.kubernetes.images import USER, WORKER
+from stretto.testing.kubernetes.images import CONTROLLER, USER, WORKER
+from stretto.testing.kubernetes.images import controller as controller_image
 from stretto.testing.kubernetes.node import RealNode
 
 pytestmark = pytest.mark.cluster
@@ -230,3 +232,45 @@ def test_templates_that_cannot_run_end_in_a_clear_condition(
         assert "out of memory" in jobs.reaches("too-large", lambda s: bool(s.get("failures")))["message"]
         jobs.ended("ends")
         assert len(jobs.pods("fails", alive=False)) == 1, "it was not tried again and again"
+
+
+OVERLAY = """
+bases: [{base}]
+images: [{{name: stretto-controller, newName: {name}, newTag: "{tag}"}}]
+patchesJson6902:
+  - {{target: {{group: apps, version: v1, kind: Deployment, name: stretto-controller}}, path: patch.yaml}}
+"""
+PATCH = """
+- {op: replace, path: /spec/template/spec/containers/0/args, value: [controller, "--url=ws://$(POD_IP):8080"]}
+- op: add
+  path: /spec/template/spec/containers/0/env
+  value: [{name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]
+"""
+
+
+def test_the_manifests_bring_up_a_controller_that_works(
+    real_control_plane: ControlPlane, real_node: RealNode, real_namespace: str, tmp_path: Path
+) -> None:
+    """In pods, as nobody in particular, on a read-only file system, with its own rights. Here is no name service and no
+    kube-proxy: workers are told the address of the pod instead of the Service's name."""
+    jobs = Jobs(real_control_plane, real_namespace)
+    training = Training(jobs, tmp_path / "work")
+    real_node.load(controller_image())
+    name, _, tag = CONTROLLER.rpartition(":")
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    base = os.path.relpath(BASE, overlay.resolve())
+    (overlay / "kustomization.yaml").write_text(OVERLAY.format(base=base, name=name, tag=tag))
+    (overlay / "patch.yaml").write_text(PATCH)
+    real_control_plane.kubectl("apply", "-k", str(overlay))
+    try:
+        real_control_plane.kubectl(
+            "rollout", "status", "deployment/stretto-controller", "--namespace", "stretto-system", "--timeout=90s"
+        )
+        training.submit("train", 1, 2, 30)
+        jobs.reaches("train", lambda s: s.get("ready") == 2, "two members")
+        training.hurry()
+        jobs.ended("train")
+        training.check("train", 30)
+    finally:
+        real_control_plane.kubectl("delete", "deployment", "stretto-controller", "--namespace", "stretto-system")

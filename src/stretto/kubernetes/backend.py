@@ -272,11 +272,7 @@ class ClusterBackend:
                     if live.uid and self._clock() - live.since_s > _UNSEEN_S:
                         self._spawn(self._is_it_there(live))
                 elif self._is_cut_off(pod):
-                    self._end(
-                        Exit(
-                            launch=launch, how="lost", text=f"its node {pod.spec.node_name} is away", at_s=self._clock()
-                        )
-                    )
+                    self._give_up_node(live, pod)
                 elif pods.is_in_trouble(pod):
                     self._look(launch, pod)
                 elif not pod.is_bound and not pod.metadata.is_leaving and self._clock() - live.since_s > _PATIENCE_S:
@@ -288,6 +284,12 @@ class ClusterBackend:
             return False
         away_s = self._cluster.away_s(pod.spec.node_name, self._clock())
         return away_s is not None and away_s > _LEASE_S
+
+    def _give_up_node(self, live: _Live, pod: Pod) -> None:
+        """Whoever takes its place is made elsewhere. Should the node come back, its kubelet ends what still runs."""
+        self._spawn(self._delete(live.namespace, live.pod, live.uid, None))
+        text = f"its node {pod.spec.node_name} is away"
+        self._end(Exit(launch=live.launch, how="lost", text=text, at_s=self._clock()))
 
     def _not_bound(self, live: _Live, pod: Pod) -> None:
         condition = pod.condition("PodScheduled")

@@ -39,6 +39,8 @@ _STARTING_ANEW = frozenset({"ErrImagePull", "ImagePullBackOff", "CreateContainer
 _HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
 _REFUSED = ("OutOf", "UnexpectedAdmissionError", "NodeAffinity", "NodePorts", "Unexpected", "Topology")
 _MACHINE = frozenset({"Evicted", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"})
+_UNWITNESSED = frozenset({"Unknown", "ContainerStatusUnknown"})
+"""What runtimes and kubelets say of a container that ended while they were not there: its machine was started anew."""
 _CANNOT_RUN = frozenset({"ContainerCannotRun", "StartError", "CreateContainerError", "RunContainerError"})
 
 
@@ -183,6 +185,9 @@ def _ended(ended: Terminated, launch: str, asked: bool, at_s: float) -> Exit:
     text = ended.message.strip()
     if ended.reason in _CANNOT_RUN:
         return Exit(launch=launch, how="refused", text=_said(ended.reason, text), at_s=at_s)
+    if ended.reason in _UNWITNESSED:
+        told = _said(ended.reason, text or "it ended with its machine")
+        return Exit(launch=launch, how="signalled", status=9, text=told, at_s=at_s, asked=asked)
     if ended.reason == "OOMKilled":
         told = "out of memory (its container's limit, or its node)"
         return Exit(launch=launch, how="signalled", status=9, text=told, at_s=at_s, asked=asked)

@@ -181,12 +181,20 @@ class _World:
         return "\n".join(parts)
 
 
+class _Mending(msgspec.Struct):
+    """What is put right from a round and a moment on."""
+
+    round: int
+    at_s: float
+    what: str
+    mend: Callable[[], Awaitable[None]]
+
+
 class _Chaos:
     def __init__(self, world: _World, seed: int, say: Callable[[str], None]) -> None:
         self._world, self._seed, self._say = world, seed, say
         self._chance = random.Random(seed)
-        self._later: list[tuple[int, str, Callable[[], Awaitable[None]]]] = []
-        """In which round something is mended."""
+        self._later: list[_Mending] = []
         self._round = 0
         self._counter = 0
         self._jobs: list[ChaosJob] = []
@@ -203,8 +211,10 @@ class _Chaos:
             "pod deleted": self._delete_pods,
             "pod removed by force": self._remove_pod,
             "node lost": self._lose_node,
+            "node rebooted": self._reboot_node,
             "node replaced": self._replace_node,
             "node frozen": self._freeze_node,
+            "node cut off": self._cut_off_node,
             "node drained": self._drain_node,
             "guests": self._guests,
             "scaled": self._scale,
@@ -245,14 +255,18 @@ class _Chaos:
         self._say(f"round {self._round}: {what}; {len(self._jobs)} jobs, {ended} ended, {running} workers")
 
     async def _mend(self, *, everything: bool = False) -> None:
-        due = [entry for entry in self._later if everything or entry[0] <= self._round]
+        due = [entry for entry in self._later if everything or self._is_due(entry)]
         self._later = [entry for entry in self._later if entry not in due]
-        for _, what, mend in due:
-            self._say(f"  {what}")
-            await mend()
+        for entry in due:
+            await asyncio.sleep(entry.at_s - time.monotonic())
+            self._say(f"  {entry.what}")
+            await entry.mend()
 
-    def _mend_later(self, rounds: int, what: str, mend: Callable[[], Awaitable[None]]) -> None:
-        self._later.append((self._round + rounds, what, mend))
+    def _is_due(self, entry: _Mending) -> bool:
+        return entry.round <= self._round and entry.at_s <= time.monotonic()
+
+    def _mend_later(self, rounds: int, what: str, mend: Callable[[], Awaitable[None]], after_s: float = 0.0) -> None:
+        self._later.append(_Mending(self._round + rounds, time.monotonic() + after_s, what, mend))
 
     async def _submit(self) -> None:
         """Two to four are alive at a time."""
@@ -288,7 +302,7 @@ class _Chaos:
         return True
 
     async def _two_controllers(self) -> bool:
-        if any(what == "one controller again" for _, what, _ in self._later):
+        if any(entry.what == "one controller again" for entry in self._later):
             return False
         controllers = self._world.controllers
         controllers.start(1)
@@ -360,6 +374,12 @@ class _Chaos:
         self._mend_later(self._chance.randint(1, 5), f"{name} is started again", lambda: self._recover(name))
         return True
 
+    async def _reboot_node(self) -> bool:
+        if (name := self._node()) is None:
+            return False
+        await self._world.nodes.reboot(name)
+        return True
+
     async def _replace_node(self) -> bool:
         if (name := self._node()) is None:
             return False
@@ -372,16 +392,23 @@ class _Chaos:
         return True
 
     async def _freeze_node(self) -> bool:
-        """For a moment, or for longer than the lease of a worker."""
         if (name := self._node()) is None:
             return False
         await self._world.nodes.cut_off(name)
-        rounds = self._chance.choice((0, 1, 2, 16))
+        rounds = self._chance.randint(0, 2)
         if rounds:
             self._mend_later(rounds, f"{name} thaws", lambda: self._recover(name))
         else:
             await asyncio.sleep(self._chance.uniform(0.2, 7.0))
             await self._recover(name)
+        return True
+
+    async def _cut_off_node(self) -> bool:
+        """For longer than the lease of its workers: others have taken their places when it comes back."""
+        if (name := self._node()) is None:
+            return False
+        await self._world.nodes.cut_off(name)
+        self._mend_later(0, f"{name} is back", lambda: self._recover(name), self._chance.uniform(70.0, 90.0))
         return True
 
     async def _recover(self, name: str) -> None:

@@ -107,18 +107,17 @@ def worker() -> Image:
 
 def controller() -> Image:
     """Python with everything that Stretto installs by default."""
-    wanted = [requirement.name for requirement in _requirements("stretto")]
-    return _python(CONTROLLER, [*wanted, *(name for name in ("lightkube",) if name not in wanted)])
+    return _python(CONTROLLER, [requirement.name for requirement in _requirements("stretto")], "-m", "stretto.cli")
 
 
-def _python(name: str, packages: Sequence[str]) -> Image:
+def _python(name: str, packages: Sequence[str], *arguments: str) -> Image:
     found = sorted(_closure(packages))
     versions = json.dumps([f"{package}=={importlib.metadata.version(package)}" for package in found])
     interpreter = _kept("python", f"{sys.version} {sys.base_prefix}", _interpreter)
     installed = _kept(f"{name.split('/')[1].split(':')[0]}-packages", versions, functools.partial(_packages, found))
     system = _kept("busybox", "", _system)
     own = _kept("stretto", _own_digest(), _own)
-    return Image(name, (system, interpreter, installed, own), (f"/{_HOME}/bin/python3",), str(USER))
+    return Image(name, (system, interpreter, installed, own), (f"/{_HOME}/bin/python3", *arguments), str(USER))
 
 
 # Layers, kept in the cache.

@@ -131,11 +131,18 @@ class ProcessNodes(FakeNodes):
             run.changed.set()
         await super().fail(name)
 
+    async def reboot(self, name: str) -> None:
+        """So fast that nobody misses it: it is only known from what has become of its pods."""
+        self.failed.add(name)
+        await self._kill_all(name)
+        await self._tell_of_reboot(name)
+        self.failed.discard(name)
+        await self._relist()
+
     async def recover(self, name: str) -> None:
-        for uid, pod in list(self.pods.items()):
-            if pod.node == name and name in self._rebooted and pod.state == "running":
-                await self._end_unseen(uid, pod)
-        self._rebooted.discard(name)
+        if name in self._rebooted:
+            await self._tell_of_reboot(name)
+            self._rebooted.discard(name)
         for run in self._on_node(name):
             run.process.signal(signal.SIGCONT)
         await super().recover(name)
@@ -161,12 +168,13 @@ class ProcessNodes(FakeNodes):
     def _on_node(self, name: str) -> Iterator[_Run]:
         return (run for run in self._runs.values() if run.node == name and run.code is None)
 
-    async def _end_unseen(self, uid: str, pod: FakePod) -> None:
-        if uid not in self._runs:
-            pod.state = "new"  # It was bound, and had not been started.
-            return
-        pod.state = "ended"
-        await self._report(pod, _failed(pod, _REBOOTED))
+    async def _tell_of_reboot(self, name: str) -> None:
+        for uid, pod in list(self._on[name].items()):
+            if pod.state == "running" and uid in self._runs:
+                pod.state = "ended"
+                await self._report(pod, _failed(pod, _REBOOTED))
+            elif pod.state == "running":
+                pod.state = "new"  # It was bound, and had not been started.
 
     async def _renew(self, name: str) -> None:
         """Also what a kubelet does: whoever took its node for lost is put right."""
