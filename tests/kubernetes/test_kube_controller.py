@@ -361,3 +361,29 @@ def test_the_api_server_may_be_away(
     plain(jobs, "b", 2)
     nodes.has(jobs.namespace, "b", 2)
     assert {pod.uid for pod in nodes.running(jobs.namespace, "a")} == before
+
+
+# Services.
+
+
+def test_a_service_is_the_clusters_own_and_training_gives_way(
+    controller: ControllerProcess, nodes: Played, jobs: Jobs
+) -> None:
+    plain(jobs, "a", 1, 100, resources=CORES)
+    nodes.has(jobs.namespace, "a", 16)
+    service = {"port": 8000, "replicas": {"min": 3, "max": 6}, "target": {"cpu": 70}}
+    jobs.create("web", image="none", run="serve", service=service, resources=CORES)
+    ready(jobs, "web", 1)
+    scaler = json.loads(jobs.kubectl("get", "hpa", "web", "--output", "json"))
+    assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (3, 6)
+    assert jobs.kubectl("get", "service", "web", "--output", "jsonpath={.spec.ports[0].port}") == "8000"
+    jobs.reaches("web", lambda s: s.get("phase") == "Running" and s.get("ready", 0) >= 1)
+    until(lambda: len(nodes.running(jobs.namespace, "a")) < 16, "training gives way")
+    jobs.patch("web", service={"replicas": {"min": 2, "max": 2}})
+    ready(jobs, "web", 2)
+    until(lambda: "web" not in jobs.kubectl("get", "hpa"), "no autoscaler for a fixed size")
+    jobs.patch("web", suspend=True)
+    jobs.reaches("web", lambda s: s.get("phase") == "Suspended" and s.get("workers") == 0)
+    jobs.kubectl("delete", "elasticjob", "web", "--timeout=30s")
+    until(lambda: not jobs.kubectl("get", "deployment,service", "--selector", "stretto.dev/service=web"), "all of it goes")
+    nodes.has(jobs.namespace, "a", 16)

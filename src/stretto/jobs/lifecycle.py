@@ -35,8 +35,8 @@ def apply(job: Job | None, event: e.Event, at_s: float) -> Job:
             return _changed(job, name, launch, pid=pid)
         case e.Leaving(worker=name, why=why, preempted=preempted):
             return _changed(job, name, None, leaving=why, preempted=preempted)
-        case e.Exited(worker=name, launch=launch):
-            return _exited(job, name, launch, at_s)
+        case e.Exited(worker=name, launch=launch, how=how, status=status):
+            return _exited(job, name, launch, how == "exited" and status == 0, at_s)
         case e.Retried(not_before_s=not_before_s, text=text, afresh=afresh):
             return _with(job, failures=1 if afresh else job.failures + 1, not_before_s=not_before_s, message=text)
         case e.Progressed():
@@ -87,17 +87,19 @@ def _launched(job: Job, event: e.Launched, at_s: float) -> Job:
         phase="running",
         started_s=at_s if job.started_s is None else job.started_s,
         starts=job.starts + first,
+        finished=0 if first else job.finished,
     )
 
 
-def _exited(job: Job, name: str, launch: str, at_s: float) -> Job:
+def _exited(job: Job, name: str, launch: str, well: bool, at_s: float) -> Job:
     gone = job.worker(name)
     if gone is None or gone.launch != launch:
         return job
     if gone in job.helpers:
         return _with(job, helpers=tuple(helper for helper in job.helpers if helper is not gone))
     job = accounted(job, at_s)
-    job = _with(job, workers=tuple(worker for worker in job.workers if worker is not gone))
+    finished = job.finished + (well and not gone.leaving)
+    job = _with(job, workers=tuple(worker for worker in job.workers if worker is not gone), finished=finished)
     if job.workers or job.ended:
         return job
     if job.wish == "suspend":

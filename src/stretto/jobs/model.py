@@ -81,6 +81,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Where it was asked to move to; empty: anywhere."""
     launches: int = 0
     """So many workers were ever launched."""
+    finished: int = 0
+    """Workers of those started together that have ended well by themselves, while others still run."""
     failures: int = 0
     """Machine faults since it last made progress."""
     not_before_s: float = 0.0

@@ -19,7 +19,7 @@ class GroupDriver(Driver):
     def __init__(self, active: Active, surroundings: Surroundings) -> None:
         super().__init__(active, surroundings)
         self._port = 0
-        self._ended_well = False
+        self._ended_well = bool(active.job.workers) and active.job.finished > 0
         self._taken = False
         """A member was taken away by somebody else, and the others cannot go on without it."""
         self._fault = ""

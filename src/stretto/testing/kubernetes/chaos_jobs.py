@@ -145,12 +145,11 @@ class Workplace:
         return {"apiVersion": "stretto.dev/v1alpha1", "kind": "ElasticJob", "metadata": about, "spec": spec}
 
     def alone(self, epochs: int, warm: ForkServer | None = None) -> list[float]:
-        """The weights of a run that nobody disturbs; its ledger is in `alone-EPOCHS`."""
+        """The weights of a run that nobody disturbs, outside Stretto."""
         folder = self.folder / f"alone-{epochs}"
         folder.mkdir(parents=True, exist_ok=True)
         env = {name: value for name, value in os.environ.items() if not name.startswith("STRETTO_")}
         env |= {"EPOCHS": str(epochs), "PAUSE_S": "0", "RESULT": str(folder / "result"), "OMP_NUM_THREADS": "1"}
-        env |= {"STRETTO_FOLDER": str(folder)}
         command = [sys.executable, str(self.folder / "train.py")]
         with launch(command, env=env, log=folder / "log", warm=warm) as process:
             assert process.wait(120.0) == 0, (folder / "log").read_text()

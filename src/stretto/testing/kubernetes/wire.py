@@ -40,10 +40,10 @@ class Wire:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.close()
+        self.drop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.drop()
         await self._server.wait_closed()
 
     @property
@@ -72,7 +72,7 @@ class Wire:
         finally:
             self._tasks.discard(task)
             self._writers.discard(writer)
-            writer.close()
+            await _close(writer)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._whole.wait()
@@ -90,7 +90,7 @@ class Wire:
             writer.transport.abort()
         finally:
             self._writers.discard(their_writer)
-            their_writer.close()
+            await _close(their_writer)
 
     async def _reach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         targets = list(self._targets())
@@ -106,3 +106,9 @@ class Wire:
             writer.write(block)
             await writer.drain()
         writer.write_eof()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
