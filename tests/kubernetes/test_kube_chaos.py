@@ -260,7 +260,8 @@ async def bench(control_plane: ControlPlane, namespace: str, folder: Path) -> As
     nodes = ProcessNodes(control_plane.kubeconfig, [FakeNode(name="real", cpu="4")], folder / "pods")
     async with nodes:
         yield Bench(control_plane, namespace, nodes, folder)
-    assert not nodes.alive()
+        left = nodes.alive()
+    assert not [pid for pid in left if os.path.exists(f"/proc/{pid}")], "no process outlives its agent"
 
 
 @pytest.mark.cluster

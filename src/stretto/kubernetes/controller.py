@@ -150,6 +150,9 @@ class Controller:
             active.file = self.register[active.number].file
             active.request = self._request(active.job, active.file)
         await self.loop.open()
+        for entry in self.register:
+            # It may have been changed while nobody led.
+            self._update(entry, entry.object)
 
     async def _known(self, job: ElasticJob) -> Job | None:
         """A job that was taken in by an earlier controller."""

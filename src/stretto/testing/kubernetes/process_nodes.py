@@ -94,6 +94,7 @@ class ProcessNodes(FakeNodes):
             for run in self._runs.values():
                 self._release(run)
                 run.process.close()
+            self._runs.clear()
 
     # What a test does to them.
 

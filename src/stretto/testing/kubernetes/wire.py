@@ -14,11 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
+import struct
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 _BLOCK_BYTES = 1 << 16
+_RESET = struct.pack("ii", 1, 0)
+"""Linger for no time at all."""
 
 
 class Wire:
@@ -52,6 +56,9 @@ class Wire:
 
     def drop(self) -> None:
         for writer in self._writers:
+            # Without it a connection that is aborted looks as if it had been closed.
+            with contextlib.suppress(OSError):
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             writer.transport.abort()
 
     def cut(self) -> None:
