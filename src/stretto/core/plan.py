@@ -30,6 +30,9 @@ from stretto.core.placement.room import Room, shape_of, shapes_of
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import BoolArray, FloatArray, IntArray, Snapshot
 
+_SOONEST_S = 1.0
+"""A change that does not pay now is not looked at again sooner."""
+
 Nodes: TypeAlias = tuple[tuple[int, int], ...]
 """Node index and workers, in order of node."""
 
@@ -300,7 +303,12 @@ def settle(view: Snapshot, decision: Decision) -> Decision:
             workers[j], pool[j] = view.workers[j], view.pool[j]
             reason[j] = Reason.NEARLY_DONE if nearly[j] else Reason.NOT_WORTH_RESIZE
             detail[j] = (left_s[j], 0.0) if nearly[j] else (gain[j], view.resize_s[j])
-    return msgspec.structs.replace(decision, workers=workers, pool=pool, reason=reason, detail=detail)
+    # Who has not said how long it is may turn out long: it is thought of again when it has run twice as long.
+    unknown = (reason == Reason.NOT_WORTH_RESIZE) & changed & np.isnan(view.remaining)
+    again_s = view.now_s + np.maximum(view.ran_s[unknown], _SOONEST_S).min(initial=np.inf)
+    return msgspec.structs.replace(
+        decision, workers=workers, pool=pool, reason=reason, detail=detail, wake_s=min(decision.wake_s, float(again_s))
+    )
 
 
 def _left_s(view: Snapshot) -> FloatArray:

@@ -20,7 +20,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,13 @@ class _World:
         return "\n".join(parts)
 
 
+def schedule(seed: int, rounds: int, kinds: Sequence[str]) -> list[str]:
+    """What is done in each round: every kind in its turn, the turns in another order each time."""
+    chance = random.Random(seed)
+    turns = [chance.sample(kinds, len(kinds)) for _ in range(-(-rounds // len(kinds)))]
+    return [kind for turn in turns for kind in turn][:rounds]
+
+
 class _Mending(msgspec.Struct):
     """What is put right from a round and a moment on."""
 
@@ -225,8 +232,8 @@ class _Chaos:
         watching = asyncio.create_task(world.watch())
         submitting = asyncio.create_task(self._submit())
         try:
-            for self._round in range(1, rounds + 1):
-                await self._one_round(kinds or tuple(self._faults), submitting)
+            for number, kind in enumerate(schedule(self._seed, rounds, kinds or tuple(self._faults)), 1):
+                await self._one_round(number, kind, submitting)
             submitting.cancel()
             await asyncio.gather(submitting, return_exceptions=True)
             await self._mend(everything=True)
@@ -239,10 +246,12 @@ class _Chaos:
         self.tally.controllers_ended = world.controllers.ended
         return self.tally
 
-    async def _one_round(self, kinds: tuple[str, ...], submitting: asyncio.Task[None]) -> None:
+    async def _one_round(self, number: int, kind: str, submitting: asyncio.Task[None]) -> None:
+        self._round = number
+        # Whoever is there to be struck must not change what the next rounds do.
+        self._chance = random.Random(f"{self._seed} {self._round}")
         await self._mend()
         await asyncio.sleep(self._chance.uniform(0.5, 4.0))
-        kind = self._chance.choice(kinds)
         struck = await self._faults[kind]()
         (self.tally.faults if struck else self.tally.missed)[kind] += 1
         if submitting.done():
