@@ -168,7 +168,7 @@ def test_growth_must_gain_more_than_it_costs() -> None:
 
 def test_a_job_of_unknown_length_is_thought_of_again_when_it_has_run_twice_as_long() -> None:
     young = running(remaining=math.nan, resize_s=20.0, ran_s=4.0, done=1.0)
-    view = view_of(8, [young, running(remaining=100.0, resize_s=60.0, ran_s=2.0)])
+    view = view_of(8, [young, running(remaining=1000.0, resize_s=300.0, ran_s=2.0)])
     settled = settle(view, decided(view, np.array([4, 4])))
     assert settled.reason.tolist() == [Reason.NOT_WORTH_RESIZE] * 2
     assert settled.wake_s == view.now_s + 4.0
