@@ -100,12 +100,6 @@ class Ledger:
     def done_s(self) -> float:
         return self._done_s + self.running * (self._clock() - self._at_s)
 
-    @property
-    def left_s(self) -> float:
-        """How long it takes from now, if it keeps the pods that it has."""
-        missing = max(self.work_s - self.done_s, 0.0)
-        return missing / self.running if self.running else float("inf")
-
     def change(self, pods: int) -> None:
         self._done_s, self._at_s = self.done_s, self._clock()
         if self.first_s is None and pods > 0:

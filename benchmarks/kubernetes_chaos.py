@@ -82,6 +82,7 @@ def tell(tally: Tally) -> None:
     for title, counts in (("struck", tally.faults), ("came to nothing", tally.missed)):
         print(f"{title}: {', '.join(f'{kind} {count}' for kind, count in sorted(counts.items())) or 'nothing'}")
     print(f"controllers that ended by themselves: {tally.controllers_ended}")
+    print(f"tracebacks of libraries in their logs: {tally.foreign_tracebacks}")
     for name, told in tally.jobs.items():
         print(f"{name}: {', '.join(f'{what} {count}' for what, count in told.items())}")
 

@@ -244,7 +244,7 @@ class ClusterBackend:
         elif pod.is_running and not live.started:
             live.started = True
             self._tell(Started(launch=launch, pid=1, how="plain"))
-        elif not live.started and (why := pods.trouble(pod, self._clock(), _PATIENCE_S)):
+        elif not live.started and (why := pods.trouble(pod, patient=self._clock() - live.since_s < _PATIENCE_S)):
             self._remove(live, why)
         if pod.status.pod_ip and live.address is not None and not live.address.done():
             live.address.set_result(pod.status.pod_ip)

@@ -401,7 +401,7 @@ class Controller:
         view = status.View(
             job=job,
             generation=entry.object.metadata.generation if entry is not None else 0,
-            reason=active.reason if active is not None else Said(job.phase, job.message or f"has {job.phase}"),
+            reason=active.reason if active is not None else _said(job),
             target=len(active.target) if active is not None else 0,
             ready=len(driver.joined) if driver is not None else 0,
             step=max(job.steps, progress.steps) if progress is not None else job.steps,
@@ -430,6 +430,11 @@ class Controller:
     async def _until_fenced(self) -> None:
         await self._fenced.wait()
         raise Fenced("another controller has taken over", hint="this one ends")
+
+
+def _said(job: Job) -> Said:
+    """Why a job is as it is that the loop does not know yet, or no more."""
+    return Said(job.phase, job.message or f"has {job.phase}") if job.ended else Said("new", "was accepted just now")
 
 
 def _is_known(job: ElasticJob) -> bool:

@@ -221,8 +221,8 @@ def gone(pod: Pod, asked: bool, at_s: float) -> Exit:
     return Exit(launch=launch_of(pod), how="lost", text="its pod was removed by force", at_s=at_s)
 
 
-def trouble(pod: Pod, now_s: float, patience_s: float) -> str:
-    """Why a pod will never start; empty while it may. What may mend itself is given some time."""
+def trouble(pod: Pod, patient: bool) -> str:
+    """Why a pod will never start; empty while it may. Whoever is patient waits for what may mend itself."""
     waits = [
         status.state.waiting
         for status in (*pod.status.init_container_statuses, *pod.status.container_statuses)
@@ -231,7 +231,7 @@ def trouble(pod: Pod, now_s: float, patience_s: float) -> str:
     for waiting in waits:
         if waiting.reason in _HOPELESS or waiting.reason in _CANNOT_RUN:
             return _said(waiting.reason, waiting.message)
-        if waiting.reason in _STARTING_ANEW and now_s - _bound_s(pod, now_s) >= patience_s:
+        if waiting.reason in _STARTING_ANEW and not patient:
             return _said(waiting.reason, waiting.message)
     return ""
 
@@ -242,11 +242,6 @@ def is_in_trouble(pod: Pod) -> bool:
         status.state.waiting is not None and status.state.waiting.reason in _STARTING_ANEW
         for status in (*pod.status.init_container_statuses, *pod.status.container_statuses)
     )
-
-
-def _bound_s(pod: Pod, now_s: float) -> float:
-    since = pod.status.start_time or pod.metadata.creation_timestamp
-    return now_s if since is None else since.timestamp()
 
 
 def _trained(pod: Pod) -> Terminated | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -230,7 +229,7 @@ def sequence(meta: Meta) -> int:
 
 def _trouble(pod: Pod) -> str:
     """Why it does not start, at once: whether it mends itself is for the controller to wait for."""
-    return pods.trouble(pod, 0.0, -math.inf)
+    return pods.trouble(pod, patient=False)
 
 
 def _wish(found: ElasticJob) -> str:

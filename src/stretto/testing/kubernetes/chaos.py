@@ -4,8 +4,9 @@
 it, on a real API server; nodes are played, their pods are real processes. In every round something is done to the
 controller, the API server, the pods, the nodes or the jobs; what a node or a guest does not get over by itself is
 mended some rounds later. Afterwards every job must have ended once and well, with an exact ledger and the result of an
-undisturbed run; there may be no pod without its job, no process, nothing that is stuck in deletion, and no traceback in
-the controller's log. What is not so is an `AssertionError` that says which and how, with the latest that is known.
+undisturbed run; there may be no pod without its job, no process, nothing that is stuck in deletion, and no traceback
+of ours in the controller's log. What is not so is an `AssertionError` that says which and how, with the latest that is
+known.
 
 The seed says which jobs come and what is done to whom; how far they are by then is the machine's affair.
 """
@@ -13,11 +14,9 @@ The seed says which jobs come and what is done to whom; how far they are by then
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -27,23 +26,16 @@ from typing import Any
 import msgspec
 
 from stretto.backends.local.forkserver import ForkServer
-from stretto.errors import StrettoError
-from stretto.testing.kubernetes.chaos_jobs import EPOCHS, ChaosJob, History, Workplace, drawn
+from stretto.testing.kubernetes.chaos_jobs import EPOCHS, ChaosJob, Workplace, drawn
+from stretto.testing.kubernetes.chaos_proof import Proof
+from stretto.testing.kubernetes.chaos_world import GUEST, LOOK_S, World
 from stretto.testing.kubernetes.control_plane import ControlPlane
 from stretto.testing.kubernetes.controller_process import Controllers, install, through
 from stretto.testing.kubernetes.fake_objects import FakeNode, FakePod
-from stretto.testing.kubernetes.kube_http import Access, ApiError, KubeHttp
 from stretto.testing.kubernetes.process_nodes import ProcessNodes
 from stretto.testing.kubernetes.wire import Wire
 
-DEADLINE_S = 300.0
-_LOOK_S = 0.1
 _NODES, _CORES = 4, "2"
-_GUEST = "guest"
-_WORKER = "stretto.dev/job"
-_TAIL = 40
-_TRACEBACK = re.compile(r"^.*\n?Traceback \(most recent call last\):\n(?:[ \t].*\n)+.*", re.MULTILINE)
-_OURS = f"{os.sep}stretto{os.sep}"
 
 
 class Tally(msgspec.Struct):
@@ -56,6 +48,8 @@ class Tally(msgspec.Struct):
     """By name: resizes, restarts and the like."""
     controllers_ended: int = 0
     """So many controllers ended by themselves, because they could not keep their lease."""
+    foreign_tracebacks: int = 0
+    """In their logs, of libraries alone."""
 
 
 async def play(
@@ -86,97 +80,12 @@ async def play(
             Wire(lambda: [control_plane.port]) as wire,
             Controllers(through(wire, account), folder) as controllers,
         ):
-            world = _World(control_plane, namespace, nodes, wire, controllers, place)
+            world = World(control_plane, namespace, nodes, wire, controllers, place)
             try:
                 tally = await _Chaos(world, seed, say).run(rounds, kinds, expected)
             except AssertionError as error:
                 raise AssertionError(f"{error}\n{await world.told()}") from None
     return tally
-
-
-class _World:
-    """Everything that there is, and how to look at it."""
-
-    def __init__(
-        self, control_plane: ControlPlane, namespace: str, nodes: ProcessNodes, wire: Wire, controllers: Controllers,
-        place: Workplace,
-    ) -> None:  # fmt: skip
-        self.control_plane, self.namespace, self.nodes = control_plane, namespace, nodes
-        self.wire, self.controllers, self.place = wire, controllers, place
-        self.history = History()
-        self._http = KubeHttp(Access.of(control_plane.kubeconfig))
-        self.objects = f"/apis/stretto.dev/v1alpha1/namespaces/{namespace}/elasticjobs"
-
-    async def close(self) -> None:
-        await self._http.close()
-
-    async def kubectl(self, *words: str, text: str | None = None) -> str:
-        return await asyncio.to_thread(self.control_plane.kubectl, *words, "--namespace", self.namespace, text=text)
-
-    async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Again, for as long as the API server is away."""
-        end_s = time.monotonic() + DEADLINE_S
-        while True:
-            try:
-                return msgspec.json.decode(await self._http.request(method, path, body))
-            except ApiError as error:
-                if error.status == 409 and method == "POST":
-                    return None  # An answer was lost.
-                if error.status < 500 and error.status != 429:
-                    raise
-            except OSError:
-                pass
-            assert time.monotonic() < end_s, f"{method} {path}: the API server is away for good"
-            await asyncio.sleep(_LOOK_S)
-
-    async def watch(self) -> None:
-        """Every version of every job, for the history."""
-        version = ""
-        while True:
-            with contextlib.suppress(OSError, ApiError):
-                if not version:
-                    listed = await self.ask("GET", self.objects)
-                    for job in listed["items"]:
-                        self.history.see(job)
-                    version = listed["metadata"]["resourceVersion"]
-                async with self._http.lines(f"{self.objects}?watch=1&resourceVersion={version}") as lines:
-                    async for line in lines:
-                        event = msgspec.json.decode(line)
-                        if event["type"] == "ERROR":
-                            version = ""
-                            break
-                        version = event["object"]["metadata"]["resourceVersion"]
-                        if event["type"] != "DELETED":
-                            self.history.see(event["object"])
-            await asyncio.sleep(_LOOK_S)
-
-    def workers(self) -> list[FakePod]:
-        """Whose process runs, on nodes that are there."""
-        found = [
-            pod
-            for pod in self.nodes.pods.values()
-            if pod.namespace == self.namespace
-            and not pod.name.startswith(_GUEST)
-            and pod.node not in self.nodes.failed
-            and self.nodes.process(pod) is not None
-        ]
-        return sorted(found, key=lambda pod: pod.name)
-
-    def healthy(self) -> list[str]:
-        return sorted(name for name in self.nodes.nodes if name not in self.nodes.failed)
-
-    async def told(self) -> str:
-        """What is known at this moment, for whoever has to find out."""
-        parts = []
-        with contextlib.suppress(StrettoError):
-            parts.append(await self.kubectl("get", "elasticjobs,pods,nodes", "--output", "wide"))
-            for name, status in self.history.latest.items():
-                if status.get("phase") != "Succeeded":
-                    parts.append(f"-- {name}: {json.dumps(status)[:3000]}")
-        for name, text in self.controllers.logs().items():
-            parts.append("\n".join([f"-- the end of {name}:", *text.splitlines()[-_TAIL:]]))
-        parts.append(f"logs of pods: {self.nodes.folder}")
-        return "\n".join(parts)
 
 
 def schedule(seed: int, rounds: int, kinds: Sequence[str]) -> list[str]:
@@ -196,7 +105,7 @@ class _Mending(msgspec.Struct):
 
 
 class _Chaos:
-    def __init__(self, world: _World, seed: int, say: Callable[[str], None]) -> None:
+    def __init__(self, world: World, seed: int, say: Callable[[str], None]) -> None:
         self._world, self._seed, self._say = world, seed, say
         self._chance = random.Random(seed)
         self._later: list[_Mending] = []
@@ -237,7 +146,10 @@ class _Chaos:
             submitting.cancel()
             await asyncio.gather(submitting, return_exceptions=True)
             await self._mend(everything=True)
-            await self._check(expected)
+            proof = Proof(world, self._jobs)
+            self.tally.jobs = await proof.check_jobs(expected)
+            await proof.check_nothing_is_left()
+            self.tally.foreign_tracebacks = proof.check_logs()
         finally:
             for task in (watching, submitting):
                 task.cancel()
@@ -282,7 +194,7 @@ class _Chaos:
         while True:
             alive = chance.randint(2, 4)
             while sum(not world.history.ended(job.name) for job in self._jobs) >= alive:
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(LOOK_S)
             job = drawn(chance, len(self._jobs))
             self._jobs.append(job)
             await world.ask("POST", world.objects, world.place.body(job, world.namespace))
@@ -438,7 +350,7 @@ class _Chaos:
     async def _guests(self) -> bool:
         """Pods of somebody else, for which room must be made."""
         self._counter += 1
-        name = f"{_GUEST}-{self._counter}"
+        name = f"{GUEST}-{self._counter}"
         container = {"name": "c", "image": "none", "command": ["sleep", "3600"]}
         container |= {"resources": {"requests": {"cpu": "1"}}}  # type: ignore[dict-item]
         pod = {"containers": [container], "terminationGracePeriodSeconds": 1}
@@ -484,67 +396,3 @@ class _Chaos:
     async def _set_suspended(self, name: str, value: bool) -> None:
         patch = json.dumps({"spec": {"suspend": value}})
         await self._world.kubectl("patch", "elasticjob", name, "--type", "merge", "--patch", patch)
-
-    # The proof.
-
-    async def _check(self, expected: dict[int, list[float]]) -> None:
-        world = self._world
-        for job in self._jobs:
-            await self._until(lambda job=job: self._has_ended(job), f"{job.name} ends")  # type: ignore[misc]
-        await self._until(self._no_pod_lives, "no pod of a job that has ended lives")
-        listed = (await world.ask("GET", world.objects))["items"]
-        by_name = {item["metadata"]["name"]: item for item in listed}
-        for job in self._jobs:
-            assert job.name in by_name, f"{job.name} is lost"
-            world.history.see(by_name[job.name])
-            world.history.check(job.name)
-            own = (
-                world.place.folder
-                / "state"
-                / f"{world.namespace}-{job.name}-{by_name[job.name]['metadata']['uid'][:8]}"
-            )
-            world.place.check(job, expected.get(job.length, []), own)
-            status = by_name[job.name]["status"]
-            counted = ("resizes", "restarts", "preemptions", "failures", "step")
-            self.tally.jobs[job.name] = {what: status.get(what, 0) for what in counted}
-        await self._check_nothing_is_left({item["metadata"]["uid"] for item in listed})
-
-    async def _has_ended(self, job: ChaosJob) -> bool:
-        return self._world.history.ended(job.name)
-
-    async def _no_pod_lives(self) -> bool:
-        pods = await self._pods()
-        return all(pod["status"].get("phase") in ("Succeeded", "Failed") for pod in pods) and not self._world.workers()
-
-    async def _pods(self) -> list[dict[str, Any]]:
-        path = f"/api/v1/namespaces/{self._world.namespace}/pods?labelSelector={_WORKER}"
-        found: list[dict[str, Any]] = (await self._world.ask("GET", path))["items"]
-        return found
-
-    async def _check_nothing_is_left(self, jobs: set[str]) -> None:
-        world = self._world
-        for pod in await self._pods():
-            owners = {owner["uid"] for owner in pod["metadata"].get("ownerReferences", ())}
-            assert owners & jobs, f"pod {pod['metadata']['name']} has no job"
-        await world.kubectl("delete", "elasticjobs", "--all", "--wait=false")
-        await self._until(self._nothing_is_left, "everything of ours is gone")
-        await self._until(self._no_process_is_left, "no process is left")
-        for name, text in world.controllers.logs().items():
-            for found in _TRACEBACK.findall(text):
-                # Event loops complain of connections that were reset while nobody waited for them any more.
-                assert _OURS not in found, f"{name} has a traceback:\n{found}"
-
-    async def _nothing_is_left(self) -> bool:
-        world = self._world
-        secrets = f"/api/v1/namespaces/{world.namespace}/secrets?labelSelector=stretto.dev/secret"
-        left = [*(await world.ask("GET", world.objects))["items"], *(await self._pods())]
-        return not left and not (await world.ask("GET", secrets))["items"]
-
-    async def _no_process_is_left(self) -> bool:
-        return not self._world.nodes.alive()
-
-    async def _until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
-        end_s = time.monotonic() + DEADLINE_S
-        while not await condition():
-            assert time.monotonic() < end_s, f"seed {self._seed}: after {DEADLINE_S:g} s still not: {what}"
-            await asyncio.sleep(_LOOK_S)
