@@ -42,6 +42,9 @@ _LEASE_S = 65.0
 """A worker that nobody has heard of for so long has stopped by itself."""
 _UNSEEN_S = 15.0
 _AGAIN_S = 0.5
+_AT_ONCE = 48
+"""So many pods are on their way from their creation to their node; whoever else asks something of the API server is
+not to wait for all of them."""
 _KEPT = 10
 """So many ended pods of a job are kept, for their logs."""
 
@@ -70,6 +73,7 @@ class ClusterBackend:
         self._first: dict[int, str] = {}
         """By job: the launch at whose address the others meet."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         self.launched = self.bound = 0
         """So many pods were made, and bound, by this controller."""
 
@@ -109,9 +113,11 @@ class ClusterBackend:
         )
         try:
             env = await self._where_it_meets(launch, entry, live)
-            if live.ending:
-                raise LaunchFault("it was asked to end before it had started")
-            await self._make(entry, launch, env, live)
+            async with self._turns:
+                if live.ending:
+                    raise LaunchFault("it was asked to end before it had started")
+                live.since_s = self._clock()
+                await self._make(entry, launch, env, live)
         except LaunchError:
             self._live.pop(launch.id, None)
             raise
@@ -218,7 +224,9 @@ class ClusterBackend:
                 return
 
     async def _bind_again(self, pod: Pod) -> None:
-        await self._bind(pod.metadata.namespace, pod.metadata.name, pods.worker_of(pod).seat.node, pod.metadata.uid)
+        meta = pod.metadata
+        async with self._turns:
+            await self._bind(meta.namespace, meta.name, pods.worker_of(pod).seat.node, meta.uid)
 
     # What becomes of them.
 

@@ -43,6 +43,7 @@ class Cluster:
         self._away: dict[str, float] = {}
         """Nodes that are not ready, and since when we know."""
         self._fitting: Fitting | None = None
+        self._types: tuple[str, ...] | None = None
         self._room: capacity.Room | None = None
         self._choices: dict[str, str] = {}
         self._worker_listeners: list[OnWorker] = []
@@ -93,7 +94,7 @@ class Cluster:
     def fitting(self) -> Fitting:
         if self._fitting is None:
             ready = sorted((node for node in self.nodes() if node.is_ready), key=lambda node: node.name)
-            self._fitting = Fitting(ready)
+            self._fitting, self._types = Fitting(ready), None
         return self._fitting
 
     def room(self, *, anew: bool = True) -> capacity.Room:
@@ -110,9 +111,15 @@ class Cluster:
             return CPU_POOL
         return next((node.labels[label] for label in _TYPE_LABELS if label in node.labels), GPU_POOL)
 
+    def types(self) -> tuple[str, ...]:
+        """The types of all nodes, in the order of `fitting`."""
+        fitting = self.fitting()
+        if self._types is None:
+            self._types = tuple(self.pool(node) for node in fitting.nodes)
+        return self._types
+
     def pools(self) -> tuple[str, ...]:
-        found = {self.pool(node) for node in self.fitting().nodes}
-        return (*sorted(found - {CPU_POOL}), CPU_POOL)
+        return (*sorted(set(self.types()) - {CPU_POOL}), CPU_POOL)
 
     def protocol_nodes(self) -> tuple[protocol.Node, ...]:
         fitting = self.fitting()

@@ -28,7 +28,10 @@ trap 'trap : TERM; kill -TERM 0' TERM
 ) &
 wait $!; status=$?
 while kill -0 $! 2>/dev/null; do wait $!; status=$?; done
+wait $! 2>/dev/null; last=$?
+[ $last = 127 ] || status=$last
 exit $status"""
+"""The last `wait` is for a program that ended while the shell was passing the word on; 127: it was told already."""
 
 
 def container_command(run: str | tuple[str, ...], setup: str | None = None) -> list[str]:

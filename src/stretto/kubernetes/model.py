@@ -6,6 +6,7 @@ Never write these back whole: what we did not read would be lost. Change objects
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -320,6 +321,7 @@ def amounts(given: Mapping[str, str], *, up: bool) -> Amounts:
     return {name: _amount(name, text, up) for name, text in given.items()}
 
 
+@functools.lru_cache(10_000)
 def _amount(name: str, text: str, up: bool) -> int:
     if name == CPU:
         return quantities.milli(text, up=up)

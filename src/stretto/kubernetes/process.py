@@ -65,9 +65,13 @@ async def serve(settings: Settings, ready: Callable[[str], None] = lambda addres
         loop.add_signal_handler(number, ending.set)
     identity = f"{socket.gethostname()}_{uuid.uuid4()}"
     found = access.find(settings.context, Path(settings.kubeconfig) if settings.kubeconfig else "")
-    async with Api(found, connections=settings.connections, user_agent="stretto-controller") as api:
+    # The lease must not wait for its turn behind thousands of pods.
+    async with (
+        Api(found, connections=settings.connections, user_agent="stretto-controller") as api,
+        Api(found, connections=1, user_agent="stretto-controller") as own,
+    ):
         leading = Leading(
-            api, identity, namespace=settings.namespace, duration_s=settings.lease_s,
+            own, identity, namespace=settings.namespace, duration_s=settings.lease_s,
             renew_deadline_s=settings.lease_s * 2 / 3, retry_s=settings.lease_s * 2 / 15,
         )  # fmt: skip
         parts = Parts(lambda: leading.is_leader)

@@ -47,7 +47,7 @@ class ClusterSite:
     def ask(self, question: Question) -> Callable[[], deciding.Outcome]:
         room, fit = self._cluster.room(), self._cluster.fitting()
         entries = {active.number: self._register[active.number] for active in question.jobs}
-        types = [self._cluster.pool(node) for node in fit.nodes]
+        types = self._cluster.types()
         there = _There(room, self._cluster.gpu_resource, self.pools(), types, [gpu_memory_mib(n) for n in fit.nodes])
         wide = [active for active in question.jobs if active.request.width_milli]
         plain = [active for active in question.jobs if not active.request.width_milli]
@@ -65,6 +65,8 @@ class ClusterSite:
 
         def decide() -> deciding.Outcome:
             first = gpus.decide(memory[0])
+            if not plain:
+                return deciding.Outcome(first.verdicts, (first.memory, None), first.wake_s)
             second = cpus.decide(memory[1], there.after(first.verdicts, demand).with_cores(unit) if wide else None)
             return deciding.Outcome(
                 first.verdicts | second.verdicts, (first.memory, second.memory), min(first.wake_s, second.wake_s)
@@ -190,6 +192,7 @@ class _Part:
         self._question, self._landscape, self._why_not = question, landscape, why_not
         self._reach = {active.number: reach[active.number][landscape.chosen] for active in jobs}
         self._hopeless: dict[int, Said] = {}
+        self._row = {name: row for row, name in enumerate(landscape.nodes.name)}
         most = dict(question.most)
         shown = [active for active in jobs if self._could_run(active, most)]
         snapshot = view.snapshot(shown, landscape, estimates, question.now_s, most)
@@ -241,7 +244,8 @@ class _Part:
                 room = np.minimum(room, there // needs)
         reach = self._reach[active.number]
         if active.target:
-            reach = reach | np.isin(np.array(nodes.name), [seat.node for seat in active.target])
+            reach = reach.copy()
+            reach[[row for seat in active.target if (row := self._row.get(seat.node)) is not None]] = True
         if asked.pools:
             kinds = [i for i, name in enumerate(self._landscape.pools) if name in asked.pools]
             reach = reach & np.isin(nodes.pool, kinds)

@@ -19,6 +19,7 @@ from stretto.store import Entry
 
 _DURABLE = (e.Submitted, e.Exited, e.Retried, e.Ended, e.Wished, e.Scaled)
 _PROGRESS_S = 10.0
+_PROGRESS_PER_S = 10.0
 
 
 class ObjectStore:
@@ -32,6 +33,7 @@ class ObjectStore:
         self._count = 0
         self._told: dict[int, tuple[dict[str, Any], float]] = {}
         """By job: what was last written, and when."""
+        self._turns, self._turns_s = _PROGRESS_PER_S, clock()
 
     def append(self, entries: Sequence[Entry]) -> Future[list[int]]:
         done: Future[list[int]] = Future()
@@ -70,10 +72,22 @@ class ObjectStore:
             return
         told, at_s = self._told.get(job.number, ({}, 0.0))
         now = self._describe(job, entry.card)
-        if _steady(now) == _steady(told) and (now == told or self._clock() - at_s < _PROGRESS_S):
-            return
+        if _steady(now) == _steady(told):
+            often_s = max(_PROGRESS_S, len(self._told) / _PROGRESS_PER_S)
+            if now == told or self._clock() - at_s < often_s or not self._may_tell_progress():
+                return
         self._told[job.number] = now, self._clock()
         entry.card.put(now, urgent=False)
+
+    def _may_tell_progress(self) -> bool:
+        """A few jobs a second, whoever has waited: a thousand that tell it all at once would hold everybody up."""
+        now_s = self._clock()
+        self._turns = min(_PROGRESS_PER_S, self._turns + (now_s - self._turns_s) * _PROGRESS_PER_S)
+        self._turns_s = now_s
+        if self._turns < 1:
+            return False
+        self._turns -= 1
+        return True
 
     def forget(self, number: int) -> None:
         self._told.pop(number, None)
@@ -90,5 +104,8 @@ class ObjectStore:
 
 
 def _steady(status: dict[str, Any]) -> dict[str, Any]:
-    """Without what changes all the time."""
-    return {name: value for name, value in status.items() if name not in ("step", "accounts", "totalSteps")}
+    """Without what changes all the time: progress, and the numbers in explanations."""
+    changing = ("step", "accounts", "totalSteps", "message", "conditions")
+    kept = {name: value for name, value in status.items() if name not in changing}
+    kept["conditions"] = [(one["type"], one["status"], one["reason"]) for one in status.get("conditions") or ()]
+    return kept

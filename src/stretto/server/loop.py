@@ -37,6 +37,7 @@ _RECORD_PROGRESS_S = 10.0
 _BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 300.0
 _FAILED_GRACE_S = 5.0
 _AFTER_MISTAKE_S = 1.0
+_SHORT_S, _LONGEST_REST_S = 0.005, 1.0
 
 
 @dataclass
@@ -74,6 +75,8 @@ class Loop:
         self.decisions = 0
         self.decision_s = 0.0
         """How long the last one took."""
+        self.act_s = 0.0
+        """How long the last comparison of targets with what lives took."""
         self.drivers: dict[int, Driver] = {}
         self._around = Surroundings(
             folder=folder,
@@ -129,6 +132,8 @@ class Loop:
             try:
                 await self._wait()
                 await self._turn()
+                # Others want the event loop, too; what happens meanwhile is one turn's work.
+                await asyncio.sleep(min(2 * self.act_s, _LONGEST_REST_S) if self.act_s > _SHORT_S else 0)
             except Exception:
                 _log.exception("a turn of the scheduling loop failed")
                 self._must_decide = True
@@ -145,7 +150,9 @@ class Loop:
             await self._decide()
             self.decision_s = time.monotonic() - began_s
             self._not_before_s = self.clock() + 2 * self.decision_s
+        began_s = time.monotonic()
         self._act()
+        self.act_s = time.monotonic() - began_s
 
     async def close(self) -> None:
         """Let go; the workers go on."""
@@ -418,7 +425,9 @@ class Loop:
             if active is not None and worker is not None:
                 event = e.Running(worker=name, launch=news.launch, pid=news.pid, how=news.how, why=news.why)
                 self.book.record(number, event)
-                self.wake(decide=False)
+                if active.job.level != "elastic":
+                    # Of an elastic one its coordinator tells when it takes part.
+                    self.wake(decide=False)
             return
         self._launches.pop(news.launch, None)
         self._deadlines.pop(news.launch, None)

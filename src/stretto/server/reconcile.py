@@ -91,6 +91,8 @@ def actions(situations: Sequence[Situation], floor: Floor) -> tuple[Action, ...]
     shrinks: list[Action] = []
     for s in situations:
         staying = [worker for worker in s.workers if not worker.leaving]
+        if len(staying) == len(s.workers) and tuple(worker.seat for worker in staying) == s.target:
+            continue
         if not staying or (s.ending and s.target):
             continue
         if _ends_whole(s, staying):
@@ -194,4 +196,5 @@ def _missing(s: Situation, floor: Floor) -> tuple[Seat, ...]:
 
 def uncovered(target: Iterable[Seat], seats: Iterable[Seat]) -> list[Seat]:
     """The seats of a target that nobody has yet."""
-    return sorted((Counter(target) - Counter(seats)).elements())
+    wanted, taken = tuple(target), tuple(seats)
+    return [] if wanted == taken else sorted((Counter(wanted) - Counter(taken)).elements())

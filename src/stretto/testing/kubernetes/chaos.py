@@ -35,7 +35,7 @@ from stretto.testing.kubernetes.fake_objects import FakeNode, FakePod
 from stretto.testing.kubernetes.process_nodes import ProcessNodes
 from stretto.testing.kubernetes.wire import Wire
 
-_NODES, _CORES = 4, "2"
+_NODES, _CORES = 5, "2"
 
 
 class Tally(msgspec.Struct):

@@ -13,7 +13,7 @@ from stretto.testing.kubernetes.chaos_jobs import ChaosJob
 from stretto.testing.kubernetes.chaos_world import DEADLINE_S, LOOK_S, World
 
 _WORKER = "stretto.dev/job"
-_COUNTED = ("resizes", "restarts", "preemptions", "failures", "step")
+_COUNTED = ("launches", "resizes", "restarts", "preemptions", "failures", "step")
 _TRACEBACK = re.compile(r"^.*\n?Traceback \(most recent call last\):\n(?:[ \t].*\n)+.*", re.MULTILINE)
 _OURS = f"{os.sep}stretto{os.sep}"
 
@@ -42,7 +42,8 @@ class Proof:
             world.history.check(job.name)
             own = f"{world.namespace}-{job.name}-{found['metadata']['uid'][:8]}"
             world.place.check(job, expected.get(job.length, []), world.place.folder / "state" / own)
-            counted[job.name] = {what: found["status"].get(what, 0) for what in _COUNTED}
+            status = found["status"]
+            counted[job.name] = {what: status["accounts"].get(what, status.get(what, 0)) for what in _COUNTED}
         await self._check_owners({found["metadata"]["uid"] for found in objects.values()})
         return counted
 
