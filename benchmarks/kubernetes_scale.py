@@ -55,6 +55,7 @@ NAMESPACE = "scale"
 GPUS_PER_NODE, WORKERS = 8, 16
 MOST_MB, MOST_PASS_S = 500.0, 0.25
 SAMPLE_S = 0.1
+ALONE = "no other jobs"
 DEADLINE_S = 240.0
 END_S = 20.0
 CLIENT_FLAGS = ("--kube-api-qps=5000", "--kube-api-burst=5000")
@@ -435,7 +436,7 @@ async def measure(plane: ControlPlane, account: Path, nodes_pid: int, given: arg
             seen.goes_on = lambda: controller.is_alive
             following = asyncio.create_task(decisions.follow(controller))
             usage = _usage(plane, nodes_pid, controller=controller.pid)
-            decisions.phase = "no other jobs"
+            decisions.phase = ALONE
             idle = await singles(api, seen, "idle", given.singles, WORKERS)
             submission("idle", "without other jobs, all 16 pods", [last for _, last in idle])
             told("   of these the first pod", [first for first, _ in idle])
@@ -535,13 +536,14 @@ def submission(name: str, what: str, times: Sequence[float]) -> None:
 def passes(decisions: Decisions) -> None:
     for phase, some in decisions.times_s.items():
         told(f"a full pass, {phase}", some)
-    times = [time_s for some in decisions.times_s.values() for time_s in some]
+    # Those without other jobs are easy: they would only flatter the rest.
+    times = [time_s for phase, some in decisions.times_s.items() for time_s in some if phase != ALONE]
     report(
         "kubernetes_scale_pass",
         ours=round(p99(times) * 1e3, 1),
         peer=None,
         ratio=None,
-        unit="ms, p99 of a scheduling pass over 1,000 nodes, up to 501 jobs and 8,000 workers, while pods are made",
+        unit="ms, p99 of a scheduling pass, wall clock, while all jobs come and pods are made and on the full cluster",
         goal=f"below {MOST_PASS_S * 1e3:g}",
         ok=p99(times) < MOST_PASS_S,
         median=round(statistics.median(times) * 1e3, 1),

@@ -391,3 +391,16 @@ def test_a_service_is_the_clusters_own_and_training_gives_way(
         lambda: not jobs.kubectl("get", "deployment,service", "--selector", "stretto.dev/service=web"), "all of it goes"
     )
     nodes.has(jobs.namespace, "a", 16)
+
+
+def test_what_was_changed_while_nobody_led_is_done(controller: ControllerProcess, nodes: Played, jobs: Jobs) -> None:
+    plain(jobs, "a", 1, 2)
+    plain(jobs, "b", 1, 2, suspend=True)
+    nodes.has(jobs.namespace, "a", 2)
+    jobs.reaches("b", lambda s: s.get("phase") == "Suspended")
+    controller.kill()
+    jobs.kubectl("scale", "elasticjob/a", "--replicas=4")
+    jobs.patch("b", suspend=False)
+    controller.start()
+    nodes.has(jobs.namespace, "a", 4)
+    nodes.has(jobs.namespace, "b", 2)

@@ -62,6 +62,12 @@ def test_two_share_a_device_only_if_it_has_room() -> None:
     assert actions([half, job(2, "elastic", (A,), width_milli=600)]) == ()
 
 
+def test_a_group_starts_only_if_there_is_room_for_all_of_it_at_once() -> None:
+    twice = job(1, "rigid", (A, A), width_milli=600)
+    assert actions([twice, job(2, "elastic", (A,))]) == (Start(2, (A,)),), "and what it took meanwhile is free again"
+    assert actions([msgspec.structs.replace(twice, width_milli=500)]) == (Start(1, (A, A)),)
+
+
 def test_an_elastic_job_moves_without_a_stop() -> None:
     before = job(1, "elastic", (B,), worker("w0", A))
     assert actions([before]) == (Grow(1, (B,)),)

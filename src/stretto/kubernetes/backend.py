@@ -45,6 +45,7 @@ _AGAIN_S = 0.5
 _AT_ONCE = 48
 """So many pods are on their way from their creation to their node; whoever else asks something of the API server is
 not to wait for all of them."""
+_LONGEST_REFUSAL_S = 30.0
 _KEPT = 10
 """So many ended pods of a job are kept, for their logs."""
 
@@ -61,6 +62,8 @@ class _Live(msgspec.Struct):
     ending: bool = False
     asked: bool = False
     """Its pod was seen to be asked to end, by whomever."""
+    refused: bool = False
+    """Its kubelet did not take it."""
     address: asyncio.Future[str] | None = None
     """That others wait for."""
 
@@ -72,6 +75,8 @@ class ClusterBackend:
         self._live: dict[str, _Live] = {}
         self._first: dict[int, str] = {}
         """By job: the launch at whose address the others meet."""
+        self._refusals: dict[str, int] = {}
+        """How often nodes refused pods since one last started there."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self.launched = self.bound = 0
@@ -248,14 +253,27 @@ class ClusterBackend:
         live = self._live[launch]
         live.asked = live.asked or pods.is_asked_to_end(pod)
         if ended := pods.exit_of(pod, self._clock()):
-            self._end(ended)
+            if pods.is_refused(pod):
+                self._end_later(ended, pod.spec.node_name)
+            else:
+                self._end(ended)
         elif pod.is_running and not live.started:
             live.started = True
+            self._refusals.pop(pod.spec.node_name, None)
             self._tell(Started(launch=launch, pid=1, how="plain"))
         elif not live.started and (why := pods.trouble(pod, patient=self._clock() - live.since_s < _PATIENCE_S)):
             self._remove(live, why)
         if pod.status.pod_ip and live.address is not None and not live.address.done():
             live.address.set_result(pod.status.pod_ip)
+
+    def _end_later(self, ended: Exit, node: str) -> None:
+        """A node that refuses pods is asked less and less often, until one starts there."""
+        live = self._live[ended.launch]
+        if not live.refused:
+            live.refused = True
+            times = self._refusals[node] = self._refusals.get(node, 0) + 1
+            wait_s = min(_AGAIN_S * 2 ** min(times - 1, 10), _LONGEST_REFUSAL_S)
+            asyncio.get_running_loop().call_later(wait_s, self._end, ended)
 
     def _remove(self, live: _Live, why: str) -> None:
         """It will never start. If others of its job run, it is the node's fault; otherwise the template's."""

@@ -109,7 +109,7 @@ class Leading:
             async with asyncio.timeout(self._retry_s):
                 await self._write(self._lease, {"holderIdentity": None, "leaseDurationSeconds": 1})
         except (StrettoError, TimeoutError) as error:
-            log.info("the lease could not be given back, it ends by itself: %s", error or "no answer in time")
+            log.info("the lease could not be given back, it ends by itself: %s", str(error) or "no answer in time")
 
     async def _try_to_acquire(self) -> bool:
         sent_s = self._clock()
@@ -124,7 +124,7 @@ class Leading:
         except (ObjectConflict, AlreadyExists):
             return False
         except (StrettoError, TimeoutError) as error:
-            log.warning("cannot compete for the lease: %s", error or "no answer in time")
+            log.warning("cannot compete for the lease: %s", str(error) or "no answer in time")
             return False
         self.term = self._lease.spec.lease_transitions or 0
         self._until_s = sent_s + self._renew_deadline_s
@@ -163,7 +163,7 @@ class Leading:
         except ObjectNotFound:
             return False
         except (StrettoError, TimeoutError) as error:
-            log.warning("the lease was not renewed: %s", error or "no answer in time")
+            log.warning("the lease was not renewed: %s", str(error) or "no answer in time")
         return True
 
     async def _read_or_create(self) -> Lease:

@@ -172,13 +172,18 @@ def exit_of(pod: Pod, at_s: float) -> Exit | None:
     status = pod.status
     ended = _trained(pod)
     text = _said(status.reason, status.message)
-    if status.reason.startswith(_REFUSED):
+    if is_refused(pod):
         # Two schedulers met on one node: it never ran, and nobody is to blame.
         return Exit(launch=launch, how="lost", text=text, at_s=at_s, asked=True)
     if status.reason in _MACHINE or ended is None:
         how = "signalled" if asked else "lost"
         return Exit(launch=launch, how=how, status=15, text=text, at_s=at_s, asked=asked)  # type: ignore[arg-type]
     return _ended(ended, launch, asked, at_s)
+
+
+def is_refused(pod: Pod) -> bool:
+    """Kubelet did not take it."""
+    return pod.status.phase == "Failed" and pod.status.reason.startswith(_REFUSED)
 
 
 def _ended(ended: Terminated, launch: str, asked: bool, at_s: float) -> Exit:

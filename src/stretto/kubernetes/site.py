@@ -311,6 +311,13 @@ class Ground:
             for i, needs in self._asks[s.job]:
                 left[i] -= needs
 
+    def give(self, s: reconcile.Situation, seat: Seat) -> None:
+        row = self._row.get(seat.node)
+        if row is not None:
+            left = self._left[row]
+            for i, needs in self._asks[s.job]:
+                left[i] += needs
+
     def awaited(self, s: reconcile.Situation, seat: Seat) -> list[int]:
         waiting = [job for job in self._wanted.get(seat.node, ()) if job != s.job]
         row = self._row.get(seat.node)

@@ -81,6 +81,9 @@ class Floor(Protocol):
 
     def take(self, s: Situation, seat: Seat) -> None: ...
 
+    def give(self, s: Situation, seat: Seat) -> None:
+        """What was taken."""
+
     def awaited(self, s: Situation, seat: Seat) -> list[int]:
         """The others that wait for this seat, by job number."""
 
@@ -136,6 +139,10 @@ class Devices:
         for device in seat.devices:
             self.used[seat.node, device] += _milli(s)
 
+    def give(self, s: Situation, seat: Seat) -> None:
+        for device in seat.devices:
+            self.used[seat.node, device] -= _milli(s)
+
     def awaited(self, s: Situation, seat: Seat) -> list[int]:
         return [job for device in seat.devices for job in self.wanted.get((seat.node, device), ()) if job != s.job]
 
@@ -181,17 +188,23 @@ def _leavers(s: Situation, staying: Sequence[Worker], floor: Floor) -> tuple[str
 def _missing(s: Situation, floor: Floor) -> tuple[Seat, ...]:
     """The seats that can be taken now. A group starts whole or not at all."""
     if s.level in ("restart", "rigid"):
-        if s.workers or not all(floor.fits(s, seat) for seat in s.target):
-            return ()
-        for seat in s.target:
-            floor.take(s, seat)
-        return s.target
+        return () if s.workers else _whole(s, floor)
     taken = []
     for seat in uncovered(s.target, (worker.seat for worker in s.workers if not worker.leaving)):
         if floor.fits(s, seat):
             floor.take(s, seat)
             taken.append(seat)
     return tuple(taken)
+
+
+def _whole(s: Situation, floor: Floor) -> tuple[Seat, ...]:
+    for i, seat in enumerate(s.target):
+        if not floor.fits(s, seat):
+            for before in s.target[:i]:
+                floor.give(s, before)
+            return ()
+        floor.take(s, seat)
+    return s.target
 
 
 def uncovered(target: Iterable[Seat], seats: Iterable[Seat]) -> list[Seat]:
