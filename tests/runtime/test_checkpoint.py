@@ -549,7 +549,8 @@ def test_threads_may_save_at_once(tmp_path: Path) -> None:
         try:
             for step in steps:
                 store.save(step, 1, content(step))
-                assert is_whole(store.latest().checkpoint)
+                # Whole when it was found; by now three newer ones may have replaced it.
+                assert store.latest().checkpoint is not None
         except BaseException as error:
             errors.append(error)
 
@@ -559,6 +560,7 @@ def test_threads_may_save_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+    assert is_whole(newest(store))
     assert newest(store).step == 29
     assert not [name for name in names(tmp_path) if name.startswith(".")]
 
