@@ -202,7 +202,7 @@ def test_cordons_taints_and_selectors_are_respected(
     tainted = ({"key": "only", "value": "us", "effect": "NoSchedule"},)
     nodes.nodes.do(lambda agent: agent.add(FakeNode(name="ours", cpu="8", memory="32Gi", gpus=4, taints=tainted)))
     control_plane.kubectl("cordon", "n0")
-    plain(jobs, "picky", 1, 20, template={"spec": {"nodeSelector": {"disk": "ssd"}}})
+    plain(jobs, "picky", 4, template={"spec": {"nodeSelector": {"disk": "ssd"}}})
     assert {pod.node for pod in nodes.has(jobs.namespace, "picky", 4)} == {"ssd"}
     tolerant = {"spec": {"tolerations": [{"key": "only", "operator": "Exists"}]}}
     plain(jobs, "tolerant", 1, 20, template=tolerant)
