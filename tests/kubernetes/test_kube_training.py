@@ -245,6 +245,7 @@ PATCH = """
 - op: add
   path: /spec/template/spec/containers/0/env
   value: [{name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]
+- {op: add, path: /spec/template/spec/nodeSelector, value: {kubernetes.io/hostname: NODE}}
 """
 
 
@@ -261,7 +262,8 @@ def test_the_manifests_bring_up_a_controller_that_works(
     overlay.mkdir()
     base = os.path.relpath(BASE, overlay.resolve())
     (overlay / "kustomization.yaml").write_text(OVERLAY.format(base=base, name=name, tag=tag))
-    (overlay / "patch.yaml").write_text(PATCH)
+    # Only this node has the image.
+    (overlay / "patch.yaml").write_text(PATCH.replace("NODE", real_node.name))
     real_control_plane.kubectl("apply", "-k", str(overlay))
     try:
         real_control_plane.kubectl(
