@@ -247,21 +247,6 @@ def test_a_restarted_server_adopts_what_runs_and_hears_of_what_ended(tmp_path: P
     play(story())
 
 
-def test_a_group_of_which_one_has_ended_well_is_not_begun_again(tmp_path: Path) -> None:
-    async def story() -> None:
-        run = f"[ $RANK = 0 ] || until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo rank >> {tmp_path}/begun"
-        async with machine_of(tmp_path, "1x2") as m:
-            job = await m.submit(run, workers=2)
-            await m.until(job, lambda job: job.finished == 1 and len(job.workers) == 1, "one has ended")
-        async with machine_of(tmp_path, "1x2") as m:
-            (tmp_path / "go").touch()
-            done = await m.ended(job)
-            assert (done.phase, done.starts) == ("succeeded", 1)
-            assert (tmp_path / "begun").read_text() == "rank\nrank\n"
-
-    play(story())
-
-
 def test_a_drained_node_is_left_and_used_again(tmp_path: Path) -> None:
     async def story() -> None:
         async with machine_of(tmp_path, "2x1") as m:
