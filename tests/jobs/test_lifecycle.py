@@ -44,6 +44,16 @@ def test_a_job_begins_with_its_submission() -> None:
         lifecycle.fold([(1.0, e.Ended(phase="failed"))])
 
 
+def test_members_that_have_ended_well_are_remembered_until_the_next_start() -> None:
+    job = story((1.0, launched("w0")), (1.0, launched("w1")), (2.0, exited("w0")))
+    assert job.finished == 1
+    killed = e.Exited(worker="w1", launch="1.w1", how="signalled", status=9)
+    assert story((3.0, killed), job=job).finished == 1
+    assert story((3.0, killed), (4.0, launched("w2")), job=job).finished == 0
+    leaving = story((2.0, e.Leaving(worker="w1", why="x")), (3.0, exited("w1")), job=job)
+    assert leaving.finished == 1, "who was asked to leave has not finished"
+
+
 def test_times_and_device_seconds_are_counted() -> None:
     job = story(
         (110.0, launched("w0")),
