@@ -107,11 +107,18 @@ class Cluster:
         """Versions before this one are not kept."""
         self.watches = 0
         self.watching = 0
+        self._listed: dict[int, list[dict[str, Any]]] = {}
         self._happened = asyncio.Event()
 
     def act(self) -> None:
         """Something happens to a pod."""
-        name = f"p{self.rng.randrange(6)}"
+        self._change(f"p{self.rng.randrange(6)}")
+
+    def finish(self) -> None:
+        """A last change that no other can undo: who knows of it has heard everything."""
+        self._change("last")
+
+    def _change(self, name: str) -> None:
         self.version += 1
         uid = self.pods[name]["metadata"]["uid"] if name in self.pods else f"u{self.version}"
         pod = {"metadata": {"name": name, "namespace": "x", "uid": uid, "resourceVersion": str(self.version)}}
@@ -141,11 +148,19 @@ class Cluster:
             finally:
                 self.watching -= 1
             return
-        start = int(asked.query.get("continue", 0))
+        self._page(asked, reply)
+
+    def _page(self, asked: Asked, reply: Reply) -> None:
+        """All pages of a list show the same moment."""
+        if "continue" in asked.query:
+            version, start = map(int, asked.query["continue"].split("-"))
+        else:
+            version, start = self.version, 0
+            self._listed[version] = [self.pods[name] for name in sorted(self.pods)]
         limit = int(asked.query.get("limit", 1000))
-        items = [self.pods[name] for name in sorted(self.pods)]
-        more = str(start + limit) if start + limit < len(items) else ""
-        meta = {"resourceVersion": str(self.version), "continue": more}
+        items = self._listed[version]
+        more = f"{version}-{start + limit}" if start + limit < len(items) else ""
+        meta = {"resourceVersion": str(version), "continue": more}
         reply.json({"metadata": meta, "items": items[start : start + limit]})
 
     async def _watch(self, since: int, reply: Reply) -> None:
@@ -255,7 +270,9 @@ def run_through(seed: int, faults: list[Fault], changes: int = 80) -> tuple[Clus
             for _ in range(changes):
                 cluster.act()
                 await asyncio.sleep(cluster.rng.choice((0, 0, 0.002)))
-            await follower.until(lambda: versions(watched) == versions_of(cluster))
+            cluster.finish()
+            await follower.until(lambda: ("x", "last") in watched.items)
+            assert versions(watched) == versions_of(cluster)
         return cluster, follower
 
     return asyncio.run(run())
