@@ -216,7 +216,8 @@ class Bindings:
         while not condition():
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self._changed.wait()
             if not self.goes_on():
                 sys.exit(f"{what} did not come about: the controller has ended")
             if time.monotonic() > end_s:

@@ -165,12 +165,14 @@ async def test_a_wire_carries_until_it_is_pulled() -> None:
         wire.cut()
         writer.write(b"two")
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(reader.read(1), 0.2)
+            async with asyncio.timeout(0.2):
+                await reader.read(1)
         wire.mend()
         assert await reader.readexactly(3) == b"two"
         wire.drop()
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(reader.readexactly(1), DEADLINE_S)
+            async with asyncio.timeout(DEADLINE_S):
+                await reader.readexactly(1)
         await closed(writer)
 
 
@@ -185,7 +187,8 @@ async def test_a_wire_goes_to_whoever_answers_and_passes_on_the_last_words() -> 
     async with server, Wire(lambda: [1, port]) as wire:
         for _ in range(4):
             reader, writer = await asyncio.open_connection("127.0.0.1", wire.port)
-            assert len(await asyncio.wait_for(reader.read(), DEADLINE_S)) == 100_000
+            async with asyncio.timeout(DEADLINE_S):
+                assert len(await reader.read()) == 100_000
             await closed(writer)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,17 @@ from stretto.spec.model import JobFile
 from stretto.store import Store
 
 DEADLINE_S = 60.0
+LONGEST_S = 300.0
+
+
+def play(story: Coroutine[Any, Any, None]) -> None:
+    """Run a test's story. One that stands still fails."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(LONGEST_S):
+            await story
+
+    asyncio.run(bounded())
 
 
 class Machine:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machine import Machine, machine_of
+from machine import Machine, machine_of, play
 
 from stretto.jobs.model import Job
 from stretto.runtime.ledger import audit, ledger_files
@@ -85,7 +85,7 @@ def test_it_grows_into_what_is_free_and_shrinks_for_others(tmp_path: Path, scrip
             alone = await m.ended(await train(m, 60, high=1, name="alone", env={"PAUSE_S": "0"}))
             assert result(m, alone)[0] == pytest.approx(result(m, first)[0], rel=1e-9)
 
-    asyncio.run(story())
+    play(story())
 
 
 def test_urgent_work_stops_it_at_a_checkpoint_and_it_goes_on(tmp_path: Path, script: Path) -> None:
@@ -101,7 +101,7 @@ def test_urgent_work_stops_it_at_a_checkpoint_and_it_goes_on(tmp_path: Path, scr
             check_ledger(m, done, 40)
             assert "begins again" not in m.logs(done)
 
-    asyncio.run(story())
+    play(story())
 
 
 def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path: Path, script: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path: Path, script:
             assert result(m, done)[1] == 240
             check_ledger(m, done, 60)
 
-    asyncio.run(story())
+    play(story())
 
 
 def test_a_restarted_server_finds_it_training(tmp_path: Path, script: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_restarted_server_finds_it_training(tmp_path: Path, script: Path) -> N
             assert result(m, done)[1] == 320
             check_ledger(m, done, 80)
 
-    asyncio.run(story())
+    play(story())
 
 
 def test_it_moves_to_another_node_without_a_stop(tmp_path: Path, script: Path) -> None:
@@ -150,7 +150,7 @@ def test_it_moves_to_another_node_without_a_stop(tmp_path: Path, script: Path) -
             assert result(m, done)[1] == 320
             check_ledger(m, done, 80)
 
-    asyncio.run(story())
+    play(story())
 
 
 def test_scale_and_suspend(tmp_path: Path, script: Path) -> None:
@@ -170,7 +170,7 @@ def test_scale_and_suspend(tmp_path: Path, script: Path) -> None:
             assert result(m, done)[1] == 1600
             check_ledger(m, done, 400)
 
-    asyncio.run(story())
+    play(story())
 
 
 def test_the_exit_code_of_the_script_is_the_jobs(tmp_path: Path, script: Path) -> None:
@@ -182,7 +182,7 @@ def test_the_exit_code_of_the_script_is_the_jobs(tmp_path: Path, script: Path) -
             job = await m.ended(await train(m, 2, high=1, name="raises"), "failed")
             assert "RuntimeError: ouch" in job.message
 
-    asyncio.run(story())
+    play(story())
 
 
 def test_a_script_that_never_joins_is_a_program_like_any_other(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_script_that_never_joins_is_a_program_like_any_other(tmp_path: Path) -
             job = await m.ended(await train(m, 1, high=1))
             assert "just this" in m.logs(job)
 
-    asyncio.run(story())
+    play(story())
 
 
 def test_without_a_server_it_stops_at_a_checkpoint_and_goes_on_with_the_next(tmp_path: Path, script: Path) -> None:
@@ -212,4 +212,4 @@ def test_without_a_server_it_stops_at_a_checkpoint_and_goes_on_with_the_next(tmp
             assert "begins again" not in m.logs(done)
             check_ledger(m, done, 150)
 
-    asyncio.run(story())
+    play(story())

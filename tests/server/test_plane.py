@@ -9,22 +9,17 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Coroutine
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from machine import Machine, machine_of
+from machine import Machine, machine_of, play
 
 from stretto.errors import Conflict, Impossible, NotFound
 from stretto.jobs.events import Migrated
 from stretto.jobs.model import Job
 from stretto.store import StoreError
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
 
 
 def test_a_program_runs_and_its_output_is_kept(tmp_path: Path) -> None:
@@ -243,6 +238,36 @@ def test_a_restarted_server_adopts_what_runs_and_hears_of_what_ended(tmp_path: P
             for name in ("stays", "ends"):
                 await m.plane.wish(name, "cancel", "me")
                 await m.ended(name, "cancelled")
+
+    play(story())
+
+
+def test_a_group_of_which_one_has_ended_well_is_not_begun_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        run = f"[ $RANK = 0 ] || until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo rank >> {tmp_path}/begun"
+        async with machine_of(tmp_path, "1x2") as m:
+            job = await m.submit(run, workers=2)
+            await m.until(job, lambda job: job.finished == 1 and len(job.workers) == 1, "one has ended")
+        async with machine_of(tmp_path, "1x2") as m:
+            (tmp_path / "go").touch()
+            done = await m.ended(job)
+            assert (done.phase, done.starts) == ("succeeded", 1)
+            assert (tmp_path / "begun").read_text() == "rank\nrank\n"
+
+    play(story())
+
+
+def test_a_server_that_is_closed_as_something_happens_is_closed(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            job = await m.running(await m.submit("sleep 1000", stop={"after": "1h"}), 1)
+            loop = m.plane.loop
+            while not loop._woken._waiters:  # type: ignore[attr-defined]
+                await asyncio.sleep(0)
+            loop.wake(decide=True)
+        async with machine_of(tmp_path) as m:
+            await m.plane.wish(job.id, "cancel", "the test")
+            await m.ended(job, "cancelled")
 
     play(story())
 

@@ -10,12 +10,12 @@ import random
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from machine import Machine, machine_of
+from machine import Machine, machine_of, play
 from test_elastic import SCRIPT, result, stepping, train
 
 from stretto.errors import Occupied, UsageError
@@ -72,10 +72,6 @@ if os.environ.get("ENDS") != "at once":
 print("up", flush=True)
 server.serve_forever()
 """
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
 
 
 @pytest.fixture(autouse=True)

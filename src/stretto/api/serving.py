@@ -118,7 +118,8 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self._ended.wait()
 
 
 def _http_protocol() -> Any:

@@ -61,6 +61,7 @@ from stretto.control.events import (
 )
 from stretto.control.roster import Settings, State
 from stretto.runtime.messages import Evict, Message, MessageError, decode, encode
+from stretto.tasks import stop
 
 _MAX_BYTES = 2**24
 _REFUSED = 1008
@@ -307,9 +308,7 @@ class _Line:
         self._queue.put_nowait((code, why))
 
     async def close(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await stop(self._task)
 
     async def _write(self) -> None:
         with contextlib.suppress(ConnectionClosed, ConnectionError):
@@ -369,7 +368,8 @@ async def _run(options: argparse.Namespace) -> int:
             return 0
         end = await tasks[1]
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(coordination.drained(), 5.0)
+            async with asyncio.timeout(5.0):
+                await coordination.drained()
         return 1 if isinstance(end, Failed) else 0
     finally:
         for task in (*tasks, commands):

@@ -21,6 +21,7 @@ from stretto.kubernetes.client import Api
 from stretto.kubernetes.kinds import ELASTIC_JOBS
 from stretto.kubernetes.model import ElasticJob
 from stretto.kubernetes.problems import ApiError, ObjectConflict, ObjectNotFound, Unreachable
+from stretto.tasks import stop
 
 _log = logging.getLogger(__name__)
 
@@ -74,15 +75,13 @@ class Card:
 
     async def close(self) -> None:
         """Write no more."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await stop(self._task)
 
     async def _write(self) -> None:
         while self._waiting:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._urgent.wait(), _PATIENCE_S)
+                async with asyncio.timeout(_PATIENCE_S):
+                    await self._urgent.wait()
             self._urgent.clear()
             fields, self._wishes = self._wishes, {}
             waiting, self._waiting = self._waiting, []

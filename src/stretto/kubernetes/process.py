@@ -6,7 +6,6 @@ A leader that is not one any more ends: whatever it had begun is completed by th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import socket
 import sys
@@ -27,6 +26,7 @@ from stretto.kubernetes.controller import Controller, Options
 from stretto.kubernetes.keeping import Fenced
 from stretto.kubernetes.leading import Leading
 from stretto.kubernetes.serving import Parts, application
+from stretto.tasks import stop
 
 _GIVE_WAY_S = 0.0005
 
@@ -92,9 +92,7 @@ async def _work(
     leads = asyncio.create_task(leading.acquire())
     await asyncio.wait([over, leads], return_when=asyncio.FIRST_COMPLETED)
     if not leads.done():
-        leads.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await leads
+        await stop(leads)
         return
     parts.controller = Controller(api, leads.result(), identity, options, time.time)  # noqa: TID251
     work = asyncio.create_task(parts.controller.run())

@@ -48,7 +48,8 @@ class ServiceKeeper:
     async def run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), _LOOK_S)
+                async with asyncio.timeout(_LOOK_S):
+                    await self._woken.wait()
             self._woken.clear()
             for key, (job, card) in list(self._kept.items()):
                 try:

@@ -22,6 +22,7 @@ from stretto.jobs.model import Job, Seat
 from stretto.server.asked import request_of
 from stretto.spec.model import JobFile
 from stretto.store import Entry, Refused, Store, StoreError
+from stretto.tasks import stop
 
 _AGAIN_S = 1.0
 
@@ -174,10 +175,7 @@ class Book:
                 await asyncio.wait([future for _, future in self._waiting])
 
     async def close(self) -> None:
-        if self._pump is not None:
-            self._pump.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._pump
+        await stop(self._pump)
 
     def _enter(self, job: Job, file: JobFile, request: JobRequest) -> Active:
         active = self.jobs[job.number] = Active(job, file, request)

@@ -189,7 +189,8 @@ class Loop:
             await asyncio.sleep(0)
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), None if math.isinf(left_s) else left_s)
+            async with asyncio.timeout(None if math.isinf(left_s) else left_s):
+                await self._woken.wait()
 
     def _next_due_s(self) -> float:
         times = list(self._deadlines.values())

@@ -40,6 +40,7 @@ from stretto.server.view import Quota
 from stretto.sim import forecast as forecasts
 from stretto.spec.model import MOST_WORKERS, JobFile
 from stretto.store import Page, Query, Store
+from stretto.tasks import stop
 
 _MOST_FORESEEN = 2_000
 _LAST_WRITES_S = 5.0
@@ -165,14 +166,12 @@ class Plane:
 
     async def close(self) -> None:
         """Let go; the workers go on without us."""
-        if self._running is not None:
-            self._running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._running
+        await stop(self._running)
         await self.loop.close()
         with contextlib.suppress(TimeoutError):
             # A store that cannot write now will not be waited for: the backend tells the next server what happened.
-            await asyncio.wait_for(self.book.settled(), _LAST_WRITES_S)
+            async with asyncio.timeout(_LAST_WRITES_S):
+                await self.book.settled()
         await self.book.close()
         self.dismiss()
 

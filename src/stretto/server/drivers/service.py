@@ -28,6 +28,7 @@ from stretto.server import asked, listening, load, proxy
 from stretto.server.book import Active
 from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe
 from stretto.spec.model import JobFile, Service
+from stretto.tasks import stop
 
 PROXY, SOCKET = "proxy", "socket"
 """The helper of a service, by name: which one it is says how the service is reached."""
@@ -144,9 +145,7 @@ class ServiceDriver(Driver):
         return self._fault(describe(worker, exit))
 
     async def close(self) -> None:
-        self._tending.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._tending
+        await stop(self._tending)
 
     def _chosen_helper(self) -> str:
         """As it was begun; what was installed meanwhile is for those that start later."""
@@ -185,7 +184,8 @@ class ServiceDriver(Driver):
             self._woken.clear()
             changing = await self._look()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), _LOOK_AGAIN_S if changing else _LOOK_S)
+                async with asyncio.timeout(_LOOK_AGAIN_S if changing else _LOOK_S):
+                    await self._woken.wait()
 
     async def _look(self) -> bool:
         """See how things are, and do what is to be done; whether something is under way."""

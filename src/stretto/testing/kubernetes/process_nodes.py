@@ -268,7 +268,8 @@ class ProcessNodes(FakeNodes):
             if left_s <= 0:
                 run.process.kill()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(run.changed.wait(), left_s if left_s > 0 else None)
+                async with asyncio.timeout(left_s if left_s > 0 else None):
+                    await run.changed.wait()
 
     def _forget(self, uid: str) -> None:
         super()._forget(uid)
