@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -214,9 +216,17 @@ def test_only_what_a_job_needs_is_taken_along() -> None:
 
 
 def test_the_two_clients_are_alike() -> None:
-    def methods(kind: type) -> dict[str, object]:
+    def names(method: Callable[..., object]) -> Iterator[str]:
+        for parameter in inspect.signature(method).parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                (options,) = typing.get_args(typing.get_type_hints(method)[parameter.name])
+                yield from typing.get_type_hints(options)
+            else:
+                yield parameter.name
+
+    def methods(kind: type) -> dict[str, set[str]]:
         found = inspect.getmembers(kind, inspect.isfunction)
-        return {name: inspect.signature(method).parameters for name, method in found if not name.startswith("_")}
+        return {name: set(names(method)) for name, method in found if not name.startswith("_")}
 
     assert methods(Client) == methods(AsyncClient)
     assert "submit" in methods(Client)

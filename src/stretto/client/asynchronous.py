@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from stretto.client import calls, finding
 from stretto.client.calls import Call, Ref, Source
 from stretto.client.documents import Cluster, Event, Forecast, Job, Node, Piece, Policy, Preview, Token, Why
+from stretto.client.options import Filters, Submission, Taken
 from stretto.client.problems import closed_early, error_of, unreachable
 from stretto.client.streams import RESTART_S, SILENCE_S, Feed, Log, Patience, is_last
 from stretto.errors import MissingExtra, Unavailable
@@ -53,31 +54,14 @@ class AsyncClient:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def submit(
-        self,
-        source: Source,
-        *,
-        cwd: str | Path | None = None,
-        env: Mapping[str, str] | None = None,
-        key: str | None = None,
-    ) -> Job:
-        return await self._do(calls.submit(source, cwd=cwd, env=env, key=key))
+    async def submit(self, source: Source, **how: Unpack[Submission]) -> Job:
+        return await self._do(calls.submit(source, **how))
 
-    async def dry_run(
-        self, source: Source, *, cwd: str | Path | None = None, env: Mapping[str, str] | None = None
-    ) -> Preview:
-        return await self._do(calls.dry_run(source, cwd=cwd, env=env))
+    async def dry_run(self, source: Source, **how: Unpack[Taken]) -> Preview:
+        return await self._do(calls.dry_run(source, **how))
 
-    async def run(
-        self,
-        source: Source,
-        *,
-        cwd: str | Path | None = None,
-        env: Mapping[str, str] | None = None,
-        key: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Job:
-        return await self.wait(await self.submit(source, cwd=cwd, env=env, key=key), timeout_s=timeout_s)
+    async def run(self, source: Source, *, timeout_s: float | None = None, **how: Unpack[Submission]) -> Job:
+        return await self.wait(await self.submit(source, **how), timeout_s=timeout_s)
 
     async def wait(self, ref: Ref, *, timeout_s: float | None = None, patience_s: float = RESTART_S) -> Job:
         job = await self.job(ref)
@@ -91,21 +75,8 @@ class AsyncClient:
     async def job(self, ref: Ref) -> Job:
         return await self._do(calls.job(ref))
 
-    async def jobs(
-        self,
-        *,
-        phase: str | Iterable[str] = (),
-        name: str | None = None,
-        user: str | None = None,
-        queue: str | None = None,
-        level: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        order: str = "newest",
-        limit: int | None = None,
-    ) -> AsyncIterator[Job]:
-        pages = calls.Pages(
-            limit, phase=phase, name=name, user=user, queue=queue, level=level, labels=labels, order=order
-        )
+    async def jobs(self, **filters: Unpack[Filters]) -> AsyncIterator[Job]:
+        pages = calls.Pages(**filters)
         while (call := pages.next_call()) is not None:
             for job in pages.took(await self._do(call)):
                 yield job

@@ -85,7 +85,7 @@ def jobs(
 class Pages:
     """Goes through a list of jobs page by page, up to a limit."""
 
-    def __init__(self, limit: int | None, **filters: Any) -> None:
+    def __init__(self, limit: int | None = None, **filters: Any) -> None:
         self._left, self._filters = limit, filters
         self._cursor: str | None = None
         self._over = False

@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from stretto.client.calls import Ref, Source
 from stretto.client.documents import Event, Job, Piece, Why
 from stretto.client.streams import RESTART_S
-from stretto.errors import NotFound, UsageError
+from stretto.errors import NotFound
 from stretto.kubernetes import access
 from stretto.kubernetes.client import REQUEST_TIMEOUT_S, Api
 from stretto.kubernetes.fields import KIND, SERVICE_LABEL
@@ -24,6 +24,7 @@ from stretto.kubernetes.problems import AlreadyExists, Unreachable
 from stretto.kubernetes.sdk import calls, documents, logs
 from stretto.kubernetes.sdk.calls import Names, told_of
 from stretto.kubernetes.sdk.changes import states
+from stretto.kubernetes.sdk.options import Filters, Making, Submission
 
 
 class AsyncKubernetesClient:
@@ -53,50 +54,23 @@ class AsyncKubernetesClient:
     async def close(self) -> None:
         self._api.close()
 
-    async def submit(
-        self,
-        source: Source,
-        *,
-        name: str | None = None,
-        image: str | None = None,
-        namespace: str | None = None,
-        env: Mapping[str, str] | None = None,
-        template: Mapping[str, Any] | None = None,
-        suspend: bool = False,
-        key: str | None = None,
-    ) -> Job:
+    async def submit(self, source: Source, *, key: str | None = None, **how: Unpack[Making]) -> Job:
         """Create the ElasticJob that a job file (its path, its text, or a mapping with the same fields) becomes.
 
-        `name`: of the object, where it should not be the file's; without either one is made up. `image` is used where
-        the file names none, `env` where it does not set the same variable; nothing else is taken along from here.
-        `template` is a pod template to build on. A submission with the same `key` that has arrived is not made twice.
+        A submission with the same `key` that has arrived is not made twice.
         """
-        made = self.dry_run(
-            source, name=name, image=image, namespace=namespace, env=env, template=template, suspend=suspend
-        )
+        made = self.dry_run(source, **how)
         about = Names(made["metadata"]["namespace"], made["metadata"]["name"])
         key = key or secrets.token_hex(16)
         with told_of(about):
             return documents.job(await self._create(about, calls.marked(made, key), key))
 
-    def dry_run(
-        self,
-        source: Source,
-        *,
-        name: str | None = None,
-        image: str | None = None,
-        namespace: str | None = None,
-        env: Mapping[str, str] | None = None,
-        template: Mapping[str, Any] | None = None,
-        suspend: bool = False,
-    ) -> dict[str, Any]:
+    def dry_run(self, source: Source, **how: Unpack[Making]) -> dict[str, Any]:
         """The object that `submit` would create. Nobody is asked."""
-        return calls.elastic_job_of(
-            source, name=name, image=image, namespace=namespace or self.namespace, env=env, template=template,
-            suspend=suspend,
-        )  # fmt: skip
+        how["namespace"] = how.get("namespace") or self.namespace
+        return calls.elastic_job_of(source, **how)
 
-    async def run(self, source: Source, *, timeout_s: float | None = None, **how: Any) -> Job:
+    async def run(self, source: Source, *, timeout_s: float | None = None, **how: Unpack[Submission]) -> Job:
         """Submit, and wait for the end."""
         return await self.wait(await self.submit(source, **how), timeout_s=timeout_s)
 
@@ -118,34 +92,17 @@ class AsyncKubernetesClient:
         found = await self._get(ref)
         return documents.job(found, await self._pods(found))
 
-    async def jobs(
-        self,
-        *,
-        phase: str | Iterable[str] = (),
-        name: str | None = None,
-        user: str | None = None,
-        queue: str | None = None,
-        level: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        order: str = "newest",
-        limit: int | None = None,
-        namespace: str | None = None,
-    ) -> AsyncGenerator[Job, None]:
+    async def jobs(self, **filters: Unpack[Filters]) -> AsyncGenerator[Job, None]:
         """All jobs that fit. `namespace="*"`: those of all namespaces; a job's user is its namespace."""
-        if order not in ("newest", "oldest"):
-            raise UsageError(f"there is no order {order!r}", hint="newest or oldest")
-        where = namespace or self.namespace
+        wanted = calls.Wanted(**filters)
+        where = wanted.namespace or self.namespace
         where = "" if where == calls.ANYWHERE else where
         with told_of():
-            found = (await self._api.list(ELASTIC_JOBS, where, labels=calls.label_selector(labels))).items
+            found = (await self._api.list(ELASTIC_JOBS, where, labels=wanted.selector)).items
             workers = (await self._api.list(PODS, where, labels=LAUNCH_LABEL)).items if found else []
             if any(one.spec.get("service") for one in found):
                 workers += (await self._api.list(PODS, where, labels=SERVICE_LABEL)).items
-        shown = self._described(found, workers)
-        wanted = calls.Wanted.of(phase, name, user, queue, level)
-        fit = [job for job in shown if wanted.fit(job)]
-        fit.sort(key=lambda job: (job.submitted_s, job.number, job.id), reverse=order == "newest")
-        for job in fit[:limit]:
+        for job in wanted.among(self._described(found, workers)):
             yield job
 
     async def cancel(self, ref: Ref) -> Job:

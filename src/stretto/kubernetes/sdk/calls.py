@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -65,7 +66,7 @@ def elastic_job_of(
     template: Mapping[str, Any] | None = None,
     suspend: bool = False,
 ) -> dict[str, Any]:
-    """The object that a job file becomes; see `AsyncKubernetesClient.submit`."""
+    """The object that a job file becomes; see `options.Making`."""
     file = load(job_file(source))
     if env:
         file = file.model_copy(update={"env": {**env, **file.env}})
@@ -126,35 +127,42 @@ def must_not_have_ended(found: ElasticJob) -> None:
         )
 
 
-class Wanted(NamedTuple):
-    """Which jobs of a list."""
+@dataclass(frozen=True)
+class Wanted:
+    """Which jobs of a list; see `options.Filters`."""
 
-    phases: frozenset[str]
-    name: str | None
-    user: str | None
-    queue: str | None
-    level: str | None
+    phase: str | Iterable[str] = ()
+    name: str | None = None
+    user: str | None = None
+    queue: str | None = None
+    level: str | None = None
+    labels: Mapping[str, str] | None = None
+    order: str = "newest"
+    limit: int | None = None
+    namespace: str | None = None
 
-    @classmethod
-    def of(
-        cls, phase: str | Iterable[str], name: str | None, user: str | None, queue: str | None, level: str | None
-    ) -> Wanted:
-        asked = {phase} if isinstance(phase, str) else set(phase)
-        if "active" in asked:
-            asked |= set(documents.ACTIVE)
-        return cls(frozenset(asked), name, user, queue, level)
+    def __post_init__(self) -> None:
+        if self.order not in ("newest", "oldest"):
+            raise UsageError(f"there is no order {self.order!r}", hint="newest or oldest")
 
-    def fit(self, job: Job) -> bool:
+    @property
+    def selector(self) -> str:
+        """What the API server can choose by itself."""
+        return ",".join(f"{key}={value}" for key, value in (self.labels or {}).items())
+
+    def among(self, jobs: Iterable[Job]) -> list[Job]:
+        phases = {self.phase} if isinstance(self.phase, str) else set(self.phase)
+        if "active" in phases:
+            phases |= set(documents.ACTIVE)
+        fit = [job for job in jobs if (not phases or job.phase in phases) and self._fits(job)]
+        fit.sort(key=lambda job: (job.submitted_s, job.number, job.id), reverse=self.order == "newest")
+        return fit[: self.limit]
+
+    def _fits(self, job: Job) -> bool:
         exact = ((self.user, job.user), (self.queue, job["queue"]), (self.level, job.level))
-        return (
-            (not self.phases or job.phase in self.phases)
-            and (self.name is None or fnmatchcase(job.name, self.name))
-            and all(asked is None or asked == told for asked, told in exact)
+        return (self.name is None or fnmatchcase(job.name, self.name)) and all(
+            asked is None or asked == told for asked, told in exact
         )
-
-
-def label_selector(labels: Mapping[str, str] | None) -> str:
-    return ",".join(f"{key}={value}" for key, value in (labels or {}).items())
 
 
 @contextmanager

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from stretto.client.calls import Ref, Source
 from stretto.client.documents import Event, Job, Piece, Why
+from stretto.client.options import Following
 from stretto.client.streams import RESTART_S
 from stretto.kubernetes.client import REQUEST_TIMEOUT_S
 from stretto.kubernetes.sdk.asynchronous import AsyncKubernetesClient
+from stretto.kubernetes.sdk.options import Filters, Making, Submission
 
 T = TypeVar("T")
 
@@ -46,41 +48,13 @@ class KubernetesClient:
     def close(self) -> None:
         self._loop.close(self._client.close)
 
-    def submit(
-        self,
-        source: Source,
-        *,
-        name: str | None = None,
-        image: str | None = None,
-        namespace: str | None = None,
-        env: Mapping[str, str] | None = None,
-        template: Mapping[str, Any] | None = None,
-        suspend: bool = False,
-        key: str | None = None,
-    ) -> Job:
-        return self._loop.run(
-            self._client.submit(
-                source, name=name, image=image, namespace=namespace, env=env, template=template, suspend=suspend,
-                key=key,
-            )
-        )  # fmt: skip
+    def submit(self, source: Source, **how: Unpack[Submission]) -> Job:
+        return self._loop.run(self._client.submit(source, **how))
 
-    def dry_run(
-        self,
-        source: Source,
-        *,
-        name: str | None = None,
-        image: str | None = None,
-        namespace: str | None = None,
-        env: Mapping[str, str] | None = None,
-        template: Mapping[str, Any] | None = None,
-        suspend: bool = False,
-    ) -> dict[str, Any]:
-        return self._client.dry_run(
-            source, name=name, image=image, namespace=namespace, env=env, template=template, suspend=suspend
-        )
+    def dry_run(self, source: Source, **how: Unpack[Making]) -> dict[str, Any]:
+        return self._client.dry_run(source, **how)
 
-    def run(self, source: Source, *, timeout_s: float | None = None, **how: Any) -> Job:
+    def run(self, source: Source, *, timeout_s: float | None = None, **how: Unpack[Submission]) -> Job:
         return self.wait(self.submit(source, **how), timeout_s=timeout_s)
 
     def wait(self, ref: Ref, *, timeout_s: float | None = None, patience_s: float = RESTART_S) -> Job:
@@ -89,25 +63,8 @@ class KubernetesClient:
     def job(self, ref: Ref) -> Job:
         return self._loop.run(self._client.job(ref))
 
-    def jobs(
-        self,
-        *,
-        phase: str | Iterable[str] = (),
-        name: str | None = None,
-        user: str | None = None,
-        queue: str | None = None,
-        level: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        order: str = "newest",
-        limit: int | None = None,
-        namespace: str | None = None,
-    ) -> Generator[Job, None, None]:
-        return self._loop.iterate(
-            self._client.jobs(
-                phase=phase, name=name, user=user, queue=queue, level=level, labels=labels, order=order, limit=limit,
-                namespace=namespace,
-            )
-        )  # fmt: skip
+    def jobs(self, **filters: Unpack[Filters]) -> Generator[Job, None, None]:
+        return self._loop.iterate(self._client.jobs(**filters))
 
     def cancel(self, ref: Ref) -> Job:
         """Deletes the object: its workers are asked to end, and then nothing is left of it, its logs included."""
@@ -138,18 +95,8 @@ class KubernetesClient:
     def logs(self, ref: Ref, *, worker: str | None = None, tail: int | None = None) -> str:
         return self._loop.run(self._client.logs(ref, worker=worker, tail=tail))
 
-    def follow(
-        self,
-        ref: Ref,
-        *,
-        worker: str | None = None,
-        tail: int | None = None,
-        tick_s: float | None = None,
-        patience_s: float = RESTART_S,
-    ) -> Generator[Piece, None, None]:
-        return self._loop.iterate(
-            self._client.follow(ref, worker=worker, tail=tail, tick_s=tick_s, patience_s=patience_s)
-        )
+    def follow(self, ref: Ref, **how: Unpack[Following]) -> Generator[Piece, None, None]:
+        return self._loop.iterate(self._client.follow(ref, **how))
 
 
 class _Loop:
