@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import tempfile
 import time
@@ -40,13 +41,14 @@ from rich.table import Table
 
 from _measure import machine
 from _verdict import report
-from kubernetes_scale import CLIENT_FLAGS, SEEN_PODS, SeenPod, controlling, install
+from kubernetes_scale import BASE, CLIENT_FLAGS, LEASE_S, SEEN_PODS, SeenPod
 from stretto.kubernetes.access import from_kubeconfig
 from stretto.kubernetes.client import Api
 from stretto.kubernetes.kinds import DEPLOYMENTS, ELASTIC_JOBS, Kind
 from stretto.kubernetes.watching import Watched
 from stretto.testing.kubernetes.building import VERSION
 from stretto.testing.kubernetes.control_plane import ControlPlane
+from stretto.testing.kubernetes.controller_process import controlled, install
 from stretto.testing.kubernetes.fake_nodes import FakeNodes
 from stretto.testing.kubernetes.fake_objects import FakeNode, FakePod
 
@@ -351,10 +353,9 @@ async def run(
         agent = FakeNodes(
             plane.kubeconfig, nodes, stop_s=STOP_S, on_start=stage.started, on_stop=stage.stopped
         )  # fmt: skip
-        log = plane.folder / "controller.log"
         async with agent as stage.agent, beside(stage.watched.run()):
             await stage.watched.synced.wait()
-            with controlling(account, log) if arm == "stretto" else nullcontext():
+            with controlled(account, plane.folder, lease_s=LEASE_S) if arm == "stretto" else nullcontext():
                 if arm == "stretto":
                     await leads(api)
                 stage.begin()
@@ -574,7 +575,8 @@ def draw(outcomes: Sequence[Outcome], file: Path, factor: float) -> None:
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--factor", type=float, default=4.0, help="time is scaled down by")
-    options.add_argument("--figure", type=Path, default=Path(__file__).parent / "results" / "kubernetes_autoscale.png")
+    figure = Path(os.path.relpath(__file__)).parent / "results" / "kubernetes_autoscale.png"
+    options.add_argument("--figure", type=Path, default=figure)
     given = options.parse_args()
     print(
         f"{machine()}\n"
@@ -588,7 +590,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         plane = ControlPlane(Path(folder), scheduler_flags=CLIENT_FLAGS, controller_manager_flags=CLIENT_FLAGS)
         with plane:
-            account = install(plane)
+            account = install(plane, BASE)
             for case in CASES:
                 for arm in NAMES:
                     with watching_live(f"{case}, {NAMES[arm]}") as show:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import subprocess
 import sys
@@ -47,6 +46,7 @@ from stretto.kubernetes.problems import ObjectNotFound
 from stretto.kubernetes.watching import Watched
 from stretto.testing.kubernetes.building import VERSION
 from stretto.testing.kubernetes.control_plane import ControlPlane
+from stretto.testing.kubernetes.controller_process import ControllerProcess, controlled, install
 from stretto.testing.kubernetes.guard import Guard
 
 T = TypeVar("T")
@@ -57,85 +57,27 @@ MOST_MB, MOST_PASS_S = 500.0, 0.25
 SAMPLE_S = 0.1
 ALONE = "no other jobs"
 DEADLINE_S = 240.0
-END_S = 20.0
+LEASE_S = 15.0
 CLIENT_FLAGS = ("--kube-api-qps=5000", "--kube-api-burst=5000")
 
 
 # The programs.
 
 
-class ControllerProcess:
-    """`stretto controller` with exactly the rights that the manifests give it."""
-
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
-        self._kubeconfig, self._log = kubeconfig, log
-        self._process: subprocess.Popen[str] | None = None
-        self.address = ""
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "stretto.cli", "controller", "--json", "--host", "127.0.0.1", "--port", "0"]
-        command += ["--kubeconfig", str(self._kubeconfig), "--lease", "15"]
-        with self._log.open("a") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        self._guard = Guard()
-        self._guard.process(self._process.pid, END_S)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            sys.exit(f"the controller did not start:\n{self._log.read_text()[-3000:]}")
-        self.address = json.loads(line)["address"]
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process is None or self._process.poll() is None
-
-    def stop(self) -> None:
-        """It gives its lease back, so that the next one need not wait for it."""
-        if self._process is None:
-            return
-        self._guard.close()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._process = None
-
-    def memory_mb(self, field: str = "VmRSS") -> float:
-        """In MB (10^6 bytes); `VmHWM` is the most it ever was."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) * 1024 / 1e6
-        raise KeyError(field)
-
-    def metrics(self) -> dict[str, float]:
-        """Those without labels."""
-        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        pairs = (line.split() for line in lines if line and line[0] != "#" and "{" not in line)
-        return {name: float(value) for name, value in pairs}
+def memory_mb(pid: int, field: str = "VmRSS") -> float:
+    """In MB (10^6 bytes); `VmHWM` is the most it ever was."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise KeyError(field)
 
 
-@contextmanager
-def controlling(kubeconfig: Path, log: Path) -> Iterator[ControllerProcess]:
-    controller = ControllerProcess(kubeconfig, log)
-    try:
-        controller.start()
-        yield controller
-    finally:
-        controller.stop()
-
-
-def install(control_plane: ControlPlane) -> Path:
-    """Apply the manifests; the kubeconfig of the controller's account. Its own pods have no node to run on."""
-    control_plane.kubectl("apply", "-k", str(BASE))
-    control_plane.kubectl("scale", "deployment/stretto-controller", "--replicas=0", "--namespace", "stretto-system")
-    control_plane.kubectl("wait", "--for=condition=Established", "crd/elasticjobs.stretto.dev", "--timeout=30s")
-    token = control_plane.token("stretto-controller", "stretto-system")
-    return control_plane.kubeconfig_for(token, "stretto-controller")
+def metrics(controller: ControllerProcess) -> dict[str, float]:
+    """Those without labels."""
+    with urllib.request.urlopen(f"http://{controller.address}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    pairs = (line.split() for line in lines if line and line[0] != "#" and "{" not in line)
+    return {name: float(value) for name, value in pairs}
 
 
 @contextmanager
@@ -245,7 +187,7 @@ class Decisions:
     async def follow(self, controller: ControllerProcess) -> None:
         last: float | None = None
         while True:
-            seen = await asyncio.to_thread(controller.metrics)
+            seen = await asyncio.to_thread(metrics, controller)
             now = seen.get("stretto_decisions_total")
             if now is not None and last is not None and now != last:
                 self.times_s.setdefault(self.phase, []).append(seen["stretto_decision_seconds"])
@@ -407,7 +349,7 @@ def main() -> None:
             Path(folder), node_grace_s=300.0, scheduler_flags=CLIENT_FLAGS, controller_manager_flags=CLIENT_FLAGS
         )
         with plane, playing(plane, given.nodes) as nodes_pid:
-            account = install(plane)
+            account = install(plane, BASE)
             plane.create_namespace(NAMESPACE)
             plane.stop("kube-scheduler")
             print(f"control plane and nodes are there after {time.monotonic() - began_s:.1f} s", flush=True)
@@ -430,11 +372,10 @@ async def observing(plane: ControlPlane) -> AsyncIterator[tuple[Api, Bindings]]:
 
 async def measure(plane: ControlPlane, account: Path, nodes_pid: int, given: argparse.Namespace) -> None:
     pods = min(given.jobs * WORKERS, given.nodes * GPUS_PER_NODE)
-    log = plane.folder / "controller.log"
     decisions = Decisions()
     async with observing(plane) as (api, seen):
-        with controlling(account, log) as controller:
-            seen.goes_on = lambda: controller.is_alive
+        with controlled(account, plane.folder, lease_s=LEASE_S) as controller:
+            seen.goes_on = lambda: not controller.has_failed
             following = asyncio.create_task(decisions.follow(controller))
             usage = _usage(plane, nodes_pid, controller=controller.pid)
             decisions.phase = ALONE
@@ -452,7 +393,7 @@ async def measure(plane: ControlPlane, account: Path, nodes_pid: int, given: arg
             memory(controller)
         alone, peer = [], []
         for number in range(given.rounds):
-            alone.append(await binding_alone(plane, api, seen, account, log, nodes_pid, bodies))
+            alone.append(await binding_alone(plane, api, seen, account, nodes_pid, bodies))
             if number == given.rounds - 1:
                 await together(
                     api.delete(ELASTIC_JOBS, job.metadata.name, NAMESPACE)
@@ -460,7 +401,7 @@ async def measure(plane: ControlPlane, account: Path, nodes_pid: int, given: arg
                 )
             peer.append(await kube_scheduler(plane, api, seen, nodes_pid, bodies))
     rates(whole, alone, peer)
-    complain(log)
+    complain(plane.folder / "controller.log")
 
 
 def _usage(plane: ControlPlane, nodes_pid: int, **more: int) -> Usage:
@@ -489,11 +430,11 @@ async def burst(
 
 
 async def binding_alone(
-    plane: ControlPlane, api: Api, seen: Bindings, account: Path, log: Path, nodes_pid: int, bodies: Sequence[Any]
+    plane: ControlPlane, api: Api, seen: Bindings, account: Path, nodes_pid: int, bodies: Sequence[Any]
 ) -> Span:
     await remove_pods(api, seen)
     made_s = await make_pods(api, seen, bodies)
-    with controlling(account, log) as controller:
+    with controlled(account, plane.folder, lease_s=LEASE_S) as controller:
         usage = _usage(plane, nodes_pid, controller=controller.pid)
         done = await span(seen, len(bodies), time.monotonic())
         done.told("controller: bind alone")
@@ -555,7 +496,7 @@ def passes(decisions: Decisions) -> None:
 
 
 def memory(controller: ControllerProcess) -> None:
-    now_mb, most_mb = controller.memory_mb(), controller.memory_mb("VmHWM")
+    now_mb, most_mb = memory_mb(controller.pid), memory_mb(controller.pid, "VmHWM")
     print(f"memory of the controller: {now_mb:.0f} MB now, {most_mb:.0f} MB at most")
     report(
         "kubernetes_scale_memory",

@@ -46,10 +46,10 @@ def test_keys(server: Server) -> None:
 
         async def play(app: Live, pilot: Pilot[None]) -> None:
             table = app.query_one(DataTable)
+            await comes(pilot, lambda: "devices · 1 running · 0 queued" in seen(app, "use"))
+            await comes(pilot, lambda: f" {job.id} " in seen(app, "nodes"))
             assert table.row_count == 1
             assert [str(cell) for cell in table.get_row_at(0)][:3] == [job.id, "watched", "running"]
-            assert "devices · 1 running · 0 queued" in seen(app, "use")
-            assert f" {job.id} " in seen(app, "nodes")
             await pilot.press("w")
             await comes(pilot, lambda: "devices_total 8" in seen(app, "told"))
             await pilot.press("plus")
@@ -65,7 +65,7 @@ def test_keys(server: Server) -> None:
             assert client.job(job).wish == "run"
             await pilot.press("c", "y")
             await comes(pilot, lambda: table.row_count == 0)
-            assert "0 running" in seen(app, "use")
+            await comes(pilot, lambda: "0 running" in seen(app, "use"))
 
         drive(server, play)
         assert client.wait(job, timeout_s=DEADLINE_S).phase == "cancelled"

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controllers import BASE, Jobs, controlled, install, until
+from controllers import BASE, Jobs, install, until
 
 from stretto.runtime.ledger import audit, ledger_files
 from stretto.runtime.order import Loop
 from stretto.testing.kubernetes.control_plane import ControlPlane
+from stretto.testing.kubernetes.controller_process import controlled
 from stretto.testing.kubernetes.images import CONTROLLER, USER, WORKER
 from stretto.testing.kubernetes.images import controller as controller_image
 from stretto.testing.kubernetes.node import RealNode

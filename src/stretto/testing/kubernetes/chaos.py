@@ -30,8 +30,9 @@ from stretto.testing.kubernetes.chaos_jobs import EPOCHS, ChaosJob, Workplace, d
 from stretto.testing.kubernetes.chaos_proof import Proof
 from stretto.testing.kubernetes.chaos_world import GUEST, LOOK_S, World
 from stretto.testing.kubernetes.control_plane import ControlPlane
-from stretto.testing.kubernetes.controller_process import Controllers, install, through
+from stretto.testing.kubernetes.controller_process import install
 from stretto.testing.kubernetes.fake_objects import FakeNode, FakePod
+from stretto.testing.kubernetes.kept_controllers import Controllers, through
 from stretto.testing.kubernetes.process_nodes import ProcessNodes
 from stretto.testing.kubernetes.wire import Wire
 

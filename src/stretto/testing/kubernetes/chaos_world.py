@@ -13,8 +13,8 @@ import msgspec
 from stretto.errors import StrettoError
 from stretto.testing.kubernetes.chaos_jobs import History, Workplace
 from stretto.testing.kubernetes.control_plane import ControlPlane
-from stretto.testing.kubernetes.controller_process import Controllers
 from stretto.testing.kubernetes.fake_objects import FakePod
+from stretto.testing.kubernetes.kept_controllers import Controllers
 from stretto.testing.kubernetes.kube_http import Access, ApiError, KubeHttp
 from stretto.testing.kubernetes.process_nodes import ProcessNodes
 from stretto.testing.kubernetes.wire import Wire

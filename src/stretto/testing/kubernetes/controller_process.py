@@ -1,25 +1,20 @@
-"""Controllers as processes, kept running as a Deployment would: one that ends is started again.
-
-Workers reach them through a `Wire` that stands for their Service, they reach the API server through another one.
-"""
+"""The controller as a process, with exactly the rights that the manifests give it."""
 
 from __future__ import annotations
 
-import asyncio
 import json
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
+from stretto.errors import Unavailable
 from stretto.testing.kubernetes.control_plane import ControlPlane
 from stretto.testing.kubernetes.guard import Guard
-from stretto.testing.kubernetes.processes import Program, free_port
-from stretto.testing.kubernetes.wire import Wire
 
 ACCOUNT, NAMESPACE = "stretto-controller", "stretto-system"
-_LOOK_S = 0.2
+DEADLINE_S = 90.0
 
 
 def install(control_plane: ControlPlane, manifests: Path) -> Path:
@@ -30,66 +25,81 @@ def install(control_plane: ControlPlane, manifests: Path) -> Path:
     return control_plane.kubeconfig_for(control_plane.token(ACCOUNT, NAMESPACE), ACCOUNT)
 
 
-def through(wire: Wire, kubeconfig: Path) -> Path:
-    """The same access, by way of that wire."""
-    content: dict[str, Any] = json.loads(kubeconfig.read_text())
-    for cluster in content["clusters"]:
-        cluster["cluster"] |= {"server": f"https://127.0.0.1:{wire.port}", "tls-server-name": "kubernetes"}
-    file = kubeconfig.with_suffix(f".wire-{wire.port}")
-    file.write_text(json.dumps(content, indent=1))
-    file.chmod(0o600)
-    return file
+def command_line(kubeconfig: Path, host: str, port: int, lease_s: float) -> list[str]:
+    command = [sys.executable, "-m", "stretto.cli", "controller", "--kubeconfig", str(kubeconfig)]
+    return [*command, "--host", host, "--port", str(port), "--lease", f"{lease_s:g}"]
 
 
-class Controllers:
-    """By number; each has a port and a log of its own."""
+class ControllerProcess:
+    """Can be started again when it has ended; then on the same port, where workers look for it."""
 
-    def __init__(self, kubeconfig: Path, folder: Path, lease_s: float = 5.0) -> None:
-        self._kubeconfig, self._folder, self._lease_s = kubeconfig, folder, lease_s
-        self._ports: dict[int, int] = {}
-        self._running: dict[int, Program] = {}
-        self.service = Wire(lambda: [self._ports[number] for number in self._running])
-        self.ended = 0
-        """So many ended by themselves, for instance because they had lost their lease."""
+    def __init__(self, kubeconfig: Path, folder: Path, host: str = "127.0.0.1", *, lease_s: float = 3.0) -> None:
+        self.log = folder / "controller.log"
+        self.address = ""
+        self._kubeconfig, self._host, self._lease_s = kubeconfig, host, lease_s
+        self._port = 0
+        self._process: subprocess.Popen[str] | None = None
 
-    async def __aenter__(self) -> Self:
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended without being asked to."""
+        return self._process is not None and self._process.poll() is not None
+
+    def start(self) -> None:
+        """Returns when it says that it listens."""
+        command = command_line(self._kubeconfig, self._host, self._port, self._lease_s)
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=log, text=True)
         self._guard = Guard()
-        await self.service.__aenter__()
-        self._keeping = asyncio.create_task(self._keep())
-        return self
+        self._guard.process(self.pid, DEADLINE_S)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise Unavailable(f"the controller did not start:\n{self.log.read_text()[-3000:]}")
+        self.address = json.loads(line)["address"]
+        self._port = int(self.address.rpartition(":")[2])
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._keeping.cancel()
-        for number in list(self._running):
-            await self.stop(number)
-        await self.service.__aexit__(kind, error, trace)
+    def kill(self) -> None:
+        self._running.kill()
+        self.ends()
+
+    def stop(self) -> int:
+        """It gives its lease back, so that the next one need not wait for it."""
+        self._running.terminate()
+        return self.ends()
+
+    def ends(self) -> int:
+        """Wait for it; its exit code."""
+        process = self._running
+        assert process.stdout is not None
+        code = process.wait(DEADLINE_S)
+        process.stdout.close()
         self._guard.close()
+        self._process = None
+        return code
 
-    def start(self, number: int = 0) -> None:
-        port = self._ports.setdefault(number, free_port())
-        command = [sys.executable, "-m", "stretto.cli", "controller", "--kubeconfig", str(self._kubeconfig)]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--url", f"ws://127.0.0.1:{self.service.port}"]
-        command += ["--lease", f"{self._lease_s:g}"]
-        self._running[number] = Program(f"controller-{number}", command, self.log(number), self._guard, {})
+    def close(self) -> None:
+        if self._process is not None:
+            self.stop()
 
-    def kill(self, number: int = 0) -> None:
-        self._running.pop(number).kill()
+    @property
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise RuntimeError("the controller has not been started")
+        return self._process
 
-    async def stop(self, number: int = 0) -> None:
-        await asyncio.to_thread(self._running.pop(number).stop)
 
-    def log(self, number: int) -> Path:
-        return self._folder / f"controller-{number}.log"
-
-    def logs(self) -> Mapping[str, str]:
-        return {self.log(number).name: self.log(number).read_text(errors="replace") for number in self._ports}
-
-    async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            for number, program in list(self._running.items()):
-                if not program.running:
-                    self.ended += 1
-                    self.start(number)
+@contextmanager
+def controlled(
+    kubeconfig: Path, folder: Path, host: str = "127.0.0.1", *, lease_s: float = 3.0
+) -> Iterator[ControllerProcess]:  # fmt: skip
+    controller = ControllerProcess(kubeconfig, folder, host, lease_s=lease_s)
+    try:
+        controller.start()
+        yield controller
+    finally:
+        controller.close()
