@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from stretto.backends.local.restart import contract
 from stretto.backends.protocol import Exit
 from stretto.control.journal import Journal
 from stretto.jobs.model import Seat, Worker
@@ -13,6 +12,7 @@ from stretto.server.book import Active
 from stretto.server.drivers.base import Driver, Surroundings
 from stretto.server.drivers.elastic import ElasticDriver
 from stretto.server.drivers.group import GroupDriver
+from stretto.server.drivers.torchrun import contract
 from stretto.spec.model import JobFile
 
 _MASTER_PORT = 29500

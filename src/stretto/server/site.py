@@ -13,7 +13,6 @@ from typing import Protocol
 
 import msgspec
 
-from stretto.backends.local.restart import last_traceback
 from stretto.backends.protocol import Backend, Exit, Launch
 from stretto.core.decision import Memory
 from stretto.core.policy import Policy
@@ -24,6 +23,7 @@ from stretto.server.book import Active
 from stretto.server.drivers import driver_for
 from stretto.server.drivers.base import Driver, Surroundings
 from stretto.server.estimates import Estimates
+from stretto.server.tracebacks import last_traceback
 
 _LOG_TAIL = 20
 
@@ -131,5 +131,5 @@ class LocalSite:
     def explained(self, active: Active, worker: Worker, exit: Exit) -> Exit:
         """With the end of the script's traceback."""
         log = self._folder / active.job.id / "logs" / f"{worker.name}.log"
-        lines = last_traceback(log, 0).splitlines()
+        lines = last_traceback(log).splitlines()
         return msgspec.structs.replace(exit, text="\n".join(lines[-_LOG_TAIL:])) if lines else exit

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import socket
 
-from stretto.backends.local.restart import contract
 from stretto.backends.protocol import Exit
 from stretto.jobs.model import Seat, Worker
 from stretto.server.book import Active
 from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe
+from stretto.server.drivers.torchrun import contract
 
 
 class GroupDriver(Driver):
