@@ -105,6 +105,8 @@ def test_outcomes() -> None:
     failed = job(phase="failed", exit_code=3, message="ValueError: no")
     assert words.outcome(failed) == "job 12 (mnist) failed after 3m12s (exit code 3): ValueError: no"
     assert words.outcome(job(phase="cancelled", started_s=None)) == "job 12 (mnist) was cancelled"
+    there = job(phase="succeeded", id="vision/mnist")
+    assert words.outcome(there) == "job vision/mnist succeeded after 3m12s"
 
 
 @pytest.mark.parametrize(

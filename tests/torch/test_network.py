@@ -34,9 +34,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory, warm: ForkServer) -> dict
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     try:
-        made = Network()
+        made = Network(getattr(request, "param", 1))
     except NetworkUnavailable as why:
         pytest.skip(str(why))
     with made:
@@ -52,7 +52,7 @@ def job(tmp_path: Path, warm: ForkServer, network: Network) -> Iterator[Harness]
         yield harness
 
 
-def start(folder: Path, warm: ForkServer, network: Network, workers: int) -> Harness:
+def start(folder: Path, warm: ForkServer, network: Network, workers: int, **environment: str) -> Harness:
     return Harness(
         folder,
         [sys.executable, str(chaos.SCRIPT)],
@@ -60,6 +60,7 @@ def start(folder: Path, warm: ForkServer, network: Network, workers: int) -> Har
         min_workers=workers,
         environment={
             "CASE": json.dumps(CASE), "OMP_NUM_THREADS": "1", "STRETTO_LINK_S": "1", "STRETTO_CHECKPOINT_S": "0.1",
+            **environment,
         },
         options=OPTIONS,
         warm=warm,
@@ -186,3 +187,16 @@ def test_nothing_is_left_of_a_network() -> None:
     except NetworkUnavailable as why:
         pytest.skip(str(why))
     assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize("network", [2], indirect=True)
+def test_workers_meet_on_the_interface_they_are_told(
+    tmp_path: Path, warm: ForkServer, network: Network, expected: dict[str, Any]
+) -> None:
+    """They reach the coordinator over eth0; that they cannot reach each other there does not matter."""
+    for one, other in (("w0", "w1"), ("w0", "w2"), ("w1", "w2")):
+        network.cut_between(one, other)
+    with start(tmp_path, warm, network, 3, STRETTO_INTERFACE="eth1") as job:
+        job.wait_members(3)
+        job.wait_applied(5)
+        finish(job, expected, set())

@@ -83,11 +83,11 @@ def _interrupted(client: Client, job: Job, screen: Screen, interrupts: Interrupt
         show.note(f"left while job {job.id} is being cancelled")
         return False
     if interrupts.count == 1 and sys.stdin.isatty() and sys.stderr.isatty() and _wants_to_leave(job, interrupts):
-        show.note(f"job {job.id} ({job.name}) goes on; `stretto logs -f {job.id}` follows it")
+        show.note(f"{words.title(job)} goes on; `stretto logs -f {job.id}` follows it")
         return False
     screen.cancelled = True
     interrupts.answered = interrupts.count  # One more while the server is told counts.
-    show.note(f"cancelling job {job.id} ({job.name}); Ctrl-C again leaves at once")
+    show.note(f"cancelling {words.title(job)}; Ctrl-C again leaves at once")
     try:
         client.cancel(job)
     except Conflict:
@@ -100,9 +100,7 @@ def _interrupted(client: Client, job: Job, screen: Screen, interrupts: Interrupt
 
 def _wants_to_leave(job: Job, interrupts: Interrupts) -> bool:
     """Asks; another Ctrl-C, or no answer at all, means no."""
-    print(
-        f"\njob {job.id} ({job.name}): [c]ancel it, or [d]etach and let it run? ", end="", file=sys.stderr, flush=True
-    )
+    print(f"\n{words.title(job)}: [c]ancel it, or [d]etach and let it run? ", end="", file=sys.stderr, flush=True)
     while interrupts.count == 1:
         if not select.select([sys.stdin], [], [], _TICK_S)[0]:
             continue

@@ -121,13 +121,19 @@ def one_line(text: str) -> str:
     return " … ".join(lines if len(lines) < 3 else [lines[0], lines[-1]])
 
 
+def title(job: Mapping[str, Any]) -> str:
+    """A job with its name, which on Kubernetes is a part of its id."""
+    name = "" if str(job["id"]).endswith(f"/{job['name']}") else f" ({job['name']})"
+    return f"job {job['id']}{name}"
+
+
 def outcome(job: Mapping[str, Any]) -> str:
     """A job's end in a sentence."""
     how = {"succeeded": "succeeded", "failed": "failed", "cancelled": "was cancelled"}[job["phase"]]
     after = f" after {span(job['ran_s'])}" if job.get("started_s") is not None else ""
     code = f" (exit code {job['exit_code']})" if job.get("exit_code") else ""
     message = one_line(job.get("message") or "")
-    return f"job {job['id']} ({job['name']}) {how}{after}{code}" + (f": {message}" if message else "")
+    return f"{title(job)} {how}{after}{code}" + (f": {message}" if message else "")
 
 
 def event(told: Mapping[str, Any]) -> str:

@@ -214,6 +214,6 @@ class Leading:
 
     def _end(self) -> None:
         if not self.lost.is_set():
-            log.warning("%s no longer leads, term %d", self._identity, self.term)
+            log.info("%s no longer leads, term %d", self._identity, self.term)
             self.lost.set()
             self._on_lost()

@@ -43,7 +43,8 @@ class NetworkUnavailable(Exception):
 class Network:
     """Places that can talk to each other until somebody cuts them off."""
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: int = 1) -> None:
+        """`lanes`: how many links every place has, eth0, eth1 and so on, each to a bridge of its own."""
         missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
         if missing:
             raise NetworkUnavailable(f"network namespaces are made with {', '.join(missing)}, not found here")
@@ -51,7 +52,9 @@ class Network:
         self._cut: set[str] = set()
         self._blocked: set[tuple[str, str]] = set()
         self._bridge = _namespace()
-        self._ip(self._bridge, "link add bridge type bridge", "link set bridge up")
+        self._lanes = range(lanes)
+        for lane in self._lanes:
+            self._ip(self._bridge, f"link add bridge{lane} type bridge", f"link set bridge{lane} up")
 
     def __enter__(self) -> Network:
         return self
@@ -80,30 +83,32 @@ class Network:
 
     def cut(self, name: str) -> None:
         """Nothing gets into that place or out of it."""
-        self._ip(self._bridge, f"link set {self._place(name).port} nomaster")
+        place = self._place(name)
+        self._ip(self._bridge, *(f"link set {place.port(lane)} nomaster" for lane in self._lanes))
         self._cut.add(name)
 
     def cut_between(self, one: str, other: str) -> None:
-        """These two cannot talk to each other, but to everybody else."""
+        """These two cannot talk to each other over eth0, but to everybody else."""
         self.cut_towards(one, other)
         self.cut_towards(other, one)
 
     def cut_towards(self, source: str, target: str) -> None:
-        """What `source` sends to `target` is lost; what comes back arrives."""
+        """What `source` sends to `target` over eth0 is lost; what comes back arrives."""
         self._ip(self._place(source).namespace, f"neigh replace {self.host(target)} lladdr {_NOWHERE} dev eth0")
         self._blocked.add((source, target))
 
     def slow(self, name: str, kbit_s: int) -> None:
-        """So little gets into that place, and out of it as little."""
+        """So little gets into that place over eth0, and out of it as little."""
         place = self._place(name)
-        for namespace, device in ((self._bridge, place.port), (place.namespace, "eth0")):
+        for namespace, device in ((self._bridge, place.port(0)), (place.namespace, "eth0")):
             limit = f"rate {kbit_s}kbit burst 2000 latency 2s"
             self._run(namespace, ["tc", *f"qdisc replace dev {device} root tbf {limit}".split()])
 
     def heal(self) -> None:
         """Everybody can talk to everybody again; what was slow stays slow."""
         for name in self._cut:
-            self._ip(self._bridge, f"link set {self._place(name).port} master bridge")
+            place = self._place(name)
+            self._ip(self._bridge, *(f"link set {place.port(lane)} master bridge{lane}" for lane in self._lanes))
         for source, target in self._blocked:
             self._ip(self._place(source).namespace, f"neigh del {self.host(target)} dev eth0")
         self._cut.clear()
@@ -114,13 +119,19 @@ class Network:
     def _place(self, name: str) -> _Place:
         if name not in self._places:
             self._places[name] = place = _Place(len(self._places) + 1)
-            self._ip(
-                self._bridge,
-                f"link add {place.port} type veth peer name eth0 netns {_path(place.namespace)}",
-                f"link set {place.port} master bridge up",
-            )
-            self._ip(place.namespace, f"address add {place.host}/24 dev eth0", "link set lo up", "link set eth0 up")
+            self._ip(place.namespace, "link set lo up")
+            for lane in self._lanes:
+                self._link(place, lane)
         return self._places[name]
+
+    def _link(self, place: _Place, lane: int) -> None:
+        port, device = place.port(lane), f"eth{lane}"
+        self._ip(
+            self._bridge,
+            f"link add {port} type veth peer name {device} netns {_path(place.namespace)}",
+            f"link set {port} master bridge{lane} up",
+        )
+        self._ip(place.namespace, f"address add {place.address(lane)}/24 dev {device}", f"link set {device} up")
 
     def _ip(self, namespace: int, *commands: str) -> None:
         self._run(namespace, ["ip", "-batch", "-"], "\n".join(commands))
@@ -133,12 +144,22 @@ class Network:
 
 
 class _Place:
-    """One namespace with one link to the bridge."""
+    """One namespace with a link to each bridge."""
 
     def __init__(self, number: int) -> None:
         self.namespace = _namespace()
-        self.port = f"port{number}"
-        self.host = f"10.77.0.{number}"
+        self._number = number
+
+    def port(self, lane: int) -> str:
+        """The bridge's end of the link."""
+        return f"port{lane}-{self._number}"
+
+    def address(self, lane: int) -> str:
+        return f"10.77.{lane}.{self._number}"
+
+    @property
+    def host(self) -> str:
+        return self.address(0)
 
 
 def _namespace() -> int:

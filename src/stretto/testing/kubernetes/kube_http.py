@@ -1,7 +1,8 @@
 """The API server over plain HTTP/1.1: what a thousand played nodes need, at a fraction of a general client's cost.
 
 Requests share a few connections; a watch has one of its own. Bodies come and go as bytes: the caller decodes what it
-needs of them.
+needs of them. It is not the controller's own client on purpose: who plays the nodes and counts what became of the jobs
+must not share its mistakes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Amounts as Kubernetes writes them ("500m", "2", "256Gi"), as whole numbers: millicores of CPU, units of the rest."""
+"""Amounts as Kubernetes writes them ("500m", "2", "256Gi"), as whole numbers: millicores of CPU, units of the rest.
+
+Read apart from `stretto.kubernetes.quantities`: the played kubelet checks what the controller counted.
+"""
 
 from __future__ import annotations
 
