@@ -38,11 +38,11 @@ class Jobs:
     def kubectl(self, *words: str, text: str | None = None) -> str:
         return self.control_plane.kubectl(*words, "--namespace", self.namespace, text=text)
 
-    def create(self, name: str, **spec: Any) -> None:
+    def create(self, name: str, *, labels: dict[str, str] | None = None, **spec: Any) -> None:
         body = {
             "apiVersion": "stretto.dev/v1alpha1",
             "kind": "ElasticJob",
-            "metadata": {"name": name, "namespace": self.namespace},
+            "metadata": {"name": name, "namespace": self.namespace, "labels": labels or {}},
             "spec": spec,
         }
         self.kubectl("create", "-f", "-", text=json.dumps(body))

@@ -404,3 +404,22 @@ def test_what_was_changed_while_nobody_led_is_done(controller: ControllerProcess
     controller.start()
     nodes.has(jobs.namespace, "a", 4)
     nodes.has(jobs.namespace, "b", 2)
+
+
+def test_what_was_learned_of_jobs_outlives_the_controller(
+    controller: ControllerProcess, nodes: Played, jobs: Jobs, control_plane: ControlPlane
+) -> None:
+    def run_one(name: str) -> list[float]:
+        plain(jobs, name, 1, labels={"stretto.dev/class": "bert"})
+        nodes.has(jobs.namespace, name, 1)
+        nodes.finish(jobs.namespace, name)
+        jobs.ended(name)
+        assert controller.stop() == 0
+        words = ("get", "configmap", "stretto-learned", "--namespace", "stretto-system", "--output", "json")
+        entries = [json.loads(text) for text in json.loads(control_plane.kubectl(*words))["data"].values()]
+        (own,) = [entry for entry in entries if entry["klass"] == f"{jobs.namespace}/bert"]
+        return list(own["known"]["ended"])
+
+    assert len(run_one("a")) == 1
+    controller.start()
+    assert len(run_one("b")) == 2

@@ -147,7 +147,8 @@ def test_the_controller_has_the_rights_it_needs_and_no_more() -> None:
         ("apps", "deployments"): change,
         ("autoscaling", "horizontalpodautoscalers"): change,
     }
-    assert rights("Role") == {("coordination.k8s.io", "leases"): {"get", "create", "patch"}}
+    own = {"get", "create", "patch"}
+    assert rights("Role") == {("coordination.k8s.io", "leases"): own, ("", "configmaps"): own}
 
 
 @pytest.mark.parametrize("kind", ["ClusterRole", "Role"])

@@ -47,10 +47,10 @@ def controller(
         raise UsageError(f"{url!r} is no address of a WebSocket", hint="write ws://HOST:PORT")
     settings = Settings(
         options=Options(
-            url=url.rstrip("/"), policy=policy, policy_options=words.pairs(set_), placement=placement,
-            gpu_resource=gpu_resource, quotas=quotas_of(quota),
+            namespace=namespace, url=url.rstrip("/"), policy=policy, policy_options=words.pairs(set_),
+            placement=placement, gpu_resource=gpu_resource, quotas=quotas_of(quota),
         ),
-        host=host, port=port, namespace=namespace, context=context, kubeconfig=kubeconfig, lease_s=lease,
+        host=host, port=port, context=context, kubeconfig=kubeconfig, lease_s=lease,
     )  # fmt: skip
     set_up_logging()
     run(serve(settings, lambda address: _ready(address, json)))

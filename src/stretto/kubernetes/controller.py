@@ -35,6 +35,7 @@ from stretto.kubernetes.events import Announcer
 from stretto.kubernetes.fields import API_VERSION, GPU_RESOURCE, KIND
 from stretto.kubernetes.keeping import Card, Fenced, term_of
 from stretto.kubernetes.kinds import SECRETS
+from stretto.kubernetes.learned import Learned
 from stretto.kubernetes.model import ElasticJob, PodSpec
 from stretto.kubernetes.problems import AlreadyExists, ObjectNotFound, Unreachable
 from stretto.kubernetes.register import Entry, Key, Register
@@ -58,6 +59,8 @@ _CLAIMS = 32
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
+    namespace: str = "stretto-system"
+    """Where its lease is, and what it learns."""
     url: str
     """Where workers reach the controller: `ws://host:port`."""
     policy: str = "stretto"
@@ -75,7 +78,8 @@ class Controller:
         self._api, self._term, self._clock, self._options = api, term, clock, options
         self.register = Register()
         self.cluster = Cluster(api, options.gpu_resource, clock)
-        self.store = ObjectStore(self.register, self._describe, self._be_fenced, clock)
+        self.learned = Learned(api, options.namespace, clock)
+        self.store = ObjectStore(self.register, self.learned, self._describe, self._be_fenced, clock)
         self.book = Book(self.store, clock)  # type: ignore[arg-type]
         self.backend = ClusterBackend(api, self.cluster, self.register, clock)
         estimates = Estimates()
@@ -102,6 +106,7 @@ class Controller:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.cluster.run()), group.create_task(self._until_fenced())]
             try:
+                self.loop.estimates.recall(await self.learned.load())
                 await self.cluster.synced()
                 await self._adopt()
                 self.ready.set()
@@ -111,7 +116,9 @@ class Controller:
                     self._changed(None, job)
                 tasks += [
                     group.create_task(work)
-                    for work in (self.loop.run(), self.services.run(), self._announcer.run(), self._refresh())
+                    for work in (
+                        self.loop.run(), self.services.run(), self._announcer.run(), self.learned.run(), self._refresh()
+                    )
                 ]  # fmt: skip
                 await asyncio.gather(*tasks)
             finally:
@@ -122,6 +129,7 @@ class Controller:
                 await self.book.close()
                 for entry in self.register:
                     await entry.card.close()
+                await self.learned.close()
 
     async def join(self, namespace: str, name: str, socket: Socket) -> None:
         """A worker has connected."""

@@ -36,8 +36,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Its `url` may be empty: then it is the address that is listened on."""
     host: str = "0.0.0.0"
     port: int = 8080
-    namespace: str = "stretto-system"
-    """Where the lease is."""
     context: str = ""
     kubeconfig: str = ""
     lease_s: float = 15.0
@@ -71,7 +69,7 @@ async def serve(settings: Settings, ready: Callable[[str], None] = lambda addres
         Api(found, connections=1, user_agent="stretto-controller") as own,
     ):
         leading = Leading(
-            own, identity, namespace=settings.namespace, duration_s=settings.lease_s,
+            own, identity, namespace=options.namespace, duration_s=settings.lease_s,
             renew_deadline_s=settings.lease_s * 2 / 3, retry_s=settings.lease_s * 2 / 15,
         )  # fmt: skip
         parts = Parts(lambda: leading.is_leader)

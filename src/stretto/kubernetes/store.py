@@ -14,6 +14,7 @@ from typing import Any
 from stretto.jobs import events as e
 from stretto.jobs.model import Job
 from stretto.kubernetes.keeping import Card, Fenced
+from stretto.kubernetes.learned import Learned
 from stretto.kubernetes.register import Register
 from stretto.store import Entry
 
@@ -26,10 +27,11 @@ class ObjectStore:
     """`append` and `put_learned` as the book and the loop want them."""
 
     def __init__(
-        self, register: Register, describe: Callable[[Job, Card], dict[str, Any]], fenced: Callable[[], None],
-        clock: Callable[[], float],
+        self, register: Register, learned: Learned, describe: Callable[[Job, Card], dict[str, Any]],
+        fenced: Callable[[], None], clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self._register, self._describe, self._fenced, self._clock = register, describe, fenced, clock
+        self.put_learned = learned.put
         self._count = 0
         self._told: dict[int, tuple[dict[str, Any], float]] = {}
         """By job: what was last written, and when."""
@@ -60,10 +62,6 @@ class ObjectStore:
 
         gathered.add_done_callback(finish)
         return done
-
-    def put_learned(self, klass: str, blob: bytes) -> None:
-        """Curves are learned anew by a controller that starts; nothing depends on them but speed."""
-        return
 
     def refresh(self, job: Job) -> None:
         """Write what has changed of a job, unless only its progress has and that was told lately."""

@@ -6,8 +6,9 @@ are kept by class (the job's name, else its command), as a blob that the store k
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -44,19 +45,22 @@ class Shape(NamedTuple):
 
 
 class Estimates:
-    def __init__(self, learned: dict[str, bytes] | None = None) -> None:
+    def __init__(self, learned: Mapping[str, bytes] | None = None) -> None:
         self._known: dict[str, Known] = {}
-        for name, blob in (learned or {}).items():
-            # What an older version wrote otherwise is not worth failing for: it is learned again.
-            try:
-                self._known[name] = msgspec.json.decode(blob, type=Known)
-            except msgspec.MsgspecError:
-                continue
-        self._numbers = {name: i for i, name in enumerate(sorted(self._known))}
+        self._numbers: dict[str, int] = {}
         self._own: dict[int, dict[str, Curve]] = {}
         self._rows: dict[Any, FloatArray] = {}
         self._own_rows: dict[Any, FloatArray] = {}
         self._history: History | None = None
+        self.recall(learned or {})
+
+    def recall(self, learned: Mapping[str, bytes]) -> None:
+        """What was stored, before anything is asked."""
+        for name, blob in sorted(learned.items()):
+            # What an older version wrote otherwise is not worth failing for: it is learned again.
+            with contextlib.suppress(msgspec.MsgspecError):
+                self._known[name] = msgspec.json.decode(blob, type=Known)
+                self.klass(name)
 
     def klass(self, name: str) -> int:
         """The class as a number."""

@@ -194,7 +194,7 @@ def test_without_groups_those_who_dropped_their_environment_are_found_too(data: 
 def test_only_the_worker_is_asked_to_end(data: Path) -> None:
     text = """
 import signal, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
 def leave(*_):
     print("child", child.poll(), flush=True)
     sys.exit(5)
