@@ -270,7 +270,7 @@ def test_interrupting_a_run_deletes_its_object(
 SCRIPT = """
 import os, sys, time
 print("begins", flush=True)
-while not os.path.exists("/work/go"):
+while not os.path.exists("/shelf/go"):
     time.sleep(0.1)
 print("ends", flush=True)
 sys.exit(int(os.environ["CODE"]))
@@ -288,10 +288,10 @@ def test_logs_of_real_pods(
     folder = tmp_path / "work"
     folder.mkdir()
     container = {
-        "name": "worker", "imagePullPolicy": "Never", "volumeMounts": [{"name": "work", "mountPath": "/work"}],
+        "name": "worker", "imagePullPolicy": "Never", "volumeMounts": [{"name": "shelf", "mountPath": "/shelf"}],
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER},
     }  # fmt: skip
-    template = {"spec": {"containers": [container], "volumes": [{"name": "work", "hostPath": {"path": str(folder)}}]}}
+    template = {"spec": {"containers": [container], "volumes": [{"name": "shelf", "hostPath": {"path": str(folder)}}]}}
     file = {
         "name": "says", "run": ["python3", "-c", SCRIPT], "image": WORKER, "workers": 2, "retries": 0,
         "resources": {"gpu": 0, "cpu": "100m", "memory": "100Mi"},

@@ -36,7 +36,7 @@ for batch in job.batches(data, size=16, epochs=int(os.environ["EPOCHS"]), seed=1
     loss = ((model(batch.x) - batch.y) ** 2).mean()
     opt.zero_grad(); loss.backward(); opt.step()
     job.report(loss=loss)
-    time.sleep(0 if os.path.exists("/work/hurry") else 0.05)
+    time.sleep(0 if os.path.exists("/shelf/hurry") else 0.05)
 if job.rank == 0:
     print("result", model.weight.sum().item(), job.step, flush=True)
 """
@@ -51,23 +51,23 @@ told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-step = int(open("/work/step").read()) if os.path.exists("/work/step") else 0
+step = int(open("/shelf/step").read()) if os.path.exists("/shelf/step") else 0
 if rank == 0:
-    with open("/work/said", "a") as file:
+    with open("/shelf/said", "a") as file:
         print(f"begins at step {step} with {size} ranks", file=file)
 while step < 500:
     total = torch.ones(1)
     dist.all_reduce(total)
     assert total.item() == size
     step += 1
-    time.sleep(0 if os.path.exists("/work/hurry") else 0.05)
+    time.sleep(0 if os.path.exists("/shelf/hurry") else 0.05)
     stop = torch.tensor(len(told))
     dist.all_reduce(stop, dist.ReduceOp.MAX)
     if stop.item() or step % 100 == 0:
         if rank == 0:
-            with open("/work/step.new", "w") as file:
+            with open("/shelf/step.new", "w") as file:
                 file.write(str(step))
-            os.replace("/work/step.new", "/work/step")
+            os.replace("/shelf/step.new", "/shelf/step")
     if stop.item():
         break
 dist.barrier()
@@ -87,7 +87,7 @@ class Training:
         container = {
             "name": "worker",
             "imagePullPolicy": "Never",
-            "volumeMounts": [{"name": "work", "mountPath": "/work"}],
+            "volumeMounts": [{"name": "shelf", "mountPath": "/shelf"}],
             "securityContext": {
                 "runAsNonRoot": True, "runAsUser": USER, "readOnlyRootFilesystem": True,
                 "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
@@ -96,15 +96,15 @@ class Training:
         pod = {
             "containers": [container],
             "volumes": [
-                {"name": "work", "hostPath": {"path": str(self.folder)}},
+                {"name": "shelf", "hostPath": {"path": str(self.folder)}},
                 {"name": "tmp", "emptyDir": {}},
             ],
         }
         container["volumeMounts"].append({"name": "tmp", "mountPath": "/tmp"})  # type: ignore[attr-defined]
         self.jobs.create(
-            name, workers={"min": low, "max": high}, image=WORKER, command=["python3", "/work/train.py"],
+            name, workers={"min": low, "max": high}, image=WORKER, command=["python3", "/shelf/train.py"],
             env={"EPOCHS": str(epochs), "OMP_NUM_THREADS": "1"}, resources={"gpu": 0, "cpu": cpu, "memory": "700Mi"},
-            checkpoint={"dir": "/work", "every": 2}, template={"spec": pod}, **more,
+            checkpoint={"dir": "/shelf", "every": 2}, template={"spec": pod}, **more,
         )  # fmt: skip
 
     def said(self) -> str:

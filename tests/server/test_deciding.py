@@ -204,6 +204,18 @@ def test_speeds_that_were_measured_change_what_is_believed() -> None:
     assert after.rates[0, after.curve[0], 4] / after.rates[0, after.curve[0], 1] < 1.3
 
 
+def test_what_was_measured_of_a_job_can_be_written_down_and_read() -> None:
+    estimates, again = Estimates(), Estimates()
+    one = active(1, name="slow", **elastic(1, 8))
+    for workers, step_s in ((1, 1.0), (4, 0.88)):
+        estimates.observe(1, "cpu", workers, step_s)
+    again.remember(1, msgspec.json.decode(msgspec.json.encode(estimates.measured(1))))
+    for foreign in (None, {}, {"cpu": 3}, {"cpu": {"workers": "x"}}):
+        again.remember(1, foreign)
+    tables = [view.snapshot([one], cluster(8), each, NOW_S, {}).rates for each in (estimates, again)]
+    assert (tables[0] == tables[1]).all()
+
+
 def test_what_was_learned_outlives_the_server() -> None:
     estimates = Estimates()
     one = active(1, name="digits", **elastic(1, 4))

@@ -184,6 +184,7 @@ class Controller:
             pods.worker_of(pod) for pod in self.cluster.pods_of(meta.namespace, meta.name) if not pods.is_told(pod)
         ]
         kept = card.status.get("accounts") or {}
+        self.loop.estimates.remember(number, kept.get("speeds"))
         spec = entry.file.model_dump(mode="json")
         return status.known(kept, spec, level, secret, sorted(workers, key=lambda worker: worker.launched_s))
 
@@ -415,6 +416,7 @@ class Controller:
             step=max(job.steps, progress.steps) if progress is not None else job.steps,
             total=progress.total if progress is not None else job.total_steps,
             checkpoint=progress.saved if progress is not None else None,
+            speeds=self.loop.estimates.measured(job.number),
         )
         return status.describe(view, card.status, self._clock())
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from stretto.core.estimate.curve import Curve
 from stretto.jobs.model import Context, Job, Level, Worker
 from stretto.kubernetes.fields import GROUP
 from stretto.kubernetes.pods import JOB_LABEL
@@ -45,6 +46,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None = None
     checkpoint: tuple[int, float] | None = None
     """The step of the latest complete checkpoint, and when it was saved."""
+    speeds: Mapping[str, Curve] = {}
+    """What was measured of it, by device type."""
 
 
 def describe(view: View, before: Mapping[str, Any], now_s: float) -> dict[str, Any]:
@@ -69,7 +72,7 @@ def describe(view: View, before: Mapping[str, Any], now_s: float) -> dict[str, A
         "failures": job.failures,
         "observedGeneration": view.generation,
         "number": job.number,
-        "accounts": accounts(job),
+        "accounts": {**accounts(job), "speeds": msgspec.to_builtins(view.speeds)},
     }
     if view.total is not None:
         told["totalSteps"] = view.total

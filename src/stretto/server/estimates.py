@@ -92,9 +92,16 @@ class Estimates:
         self._own.pop(job, None)
         self._own_rows.pop(job, None)
 
-    def curve(self, job: int, pool: str) -> Curve:
-        """What was measured of one job."""
-        return self._own.get(job, {}).get(pool, Curve())
+    def measured(self, job: int) -> Mapping[str, Curve]:
+        """What was measured of one job, by device type."""
+        return self._own.get(job, {})
+
+    def remember(self, job: int, measured: Any) -> None:
+        """What `measured` was, as it was stored; what is not to be understood is measured again."""
+        with contextlib.suppress(msgspec.ValidationError):
+            found = msgspec.convert(measured, dict[str, Curve], strict=False)
+            if found:
+                self._own[job] = found
 
     def history(self) -> History:
         """The ended jobs, as policies see them."""
