@@ -204,6 +204,19 @@ def test_speeds_that_were_measured_change_what_is_believed() -> None:
     assert after.rates[0, after.curve[0], 4] / after.rates[0, after.curve[0], 1] < 1.3
 
 
+@pytest.mark.parametrize(("ran_s", "workers"), [(3.0, 4), (3600.0, 8)])
+def test_a_job_that_tells_nothing_is_as_old_as_it_is(ran_s: float, workers: int) -> None:
+    """However short the jobs before it were: one that has run for an hour is worth a restart."""
+    estimates = Estimates()
+    short = active(1, name="short", **elastic(1, 4))
+    estimates.ended(msgspec.structs.replace(short.job, device_s=40.0), "short", 1)
+    seats = tuple(Seat("node-0", (i,)) for i in range(4))
+    silent = active(2, seats, level="restart", **elastic(1, 8))
+    silent.job = msgspec.structs.replace(silent.job, ran_s=ran_s, device_s=4 * ran_s, changed_s=NOW_S, starts=1)
+    verdicts, _ = decide([silent], cluster(8), estimates=estimates)
+    assert sizes(verdicts) == {2: workers}
+
+
 def test_what_was_measured_of_a_job_can_be_written_down_and_read() -> None:
     estimates, again = Estimates(), Estimates()
     one = active(1, name="slow", **elastic(1, 8))

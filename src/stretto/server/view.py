@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from stretto.backends.protocol import Node
-from stretto.core.snapshot import GPU, IntArray, Nodes, Snapshot
+from stretto.core.snapshot import GPU, FloatArray, IntArray, Nodes, Snapshot
 from stretto.jobs.model import Job, Seat
 from stretto.server.book import Active
 from stretto.server.estimates import Estimates, Shape
@@ -90,6 +90,7 @@ def snapshot(
     columns |= {name: columns[name].astype(np.int64) for name in _WHOLE}
     _count_up(columns, now_s)
     rates, curve = estimates.table([row.shape for row in rows], pools)
+    _suppose_progress(columns, rates, curve)
     demand = np.column_stack([columns.pop(name) for name in _DEMAND])
     step, is_service = columns.pop("step"), columns.pop("is_service").astype(np.bool_)
     capacity = np.bincount(nodes.pool, nodes.devices * GPU, len(pools)).astype(np.int64)
@@ -200,6 +201,19 @@ def _count_up(columns: dict[str, Any], now_s: float) -> None:
     span_s = np.maximum(0.0, now_s - columns["changed_s"])
     for name, rate in (("ran_s", "runs"), ("gpu_s", "held"), ("waited_s", "waits")):
         columns[name] = columns[name] + span_s * columns.pop(rate)
+
+
+def _suppose_progress(columns: dict[str, Any], rates: FloatArray, curve: IntArray) -> None:
+    """Jobs that say nothing of their progress have done what their time is worth, counted as lengths are when they end
+    (`Estimates.ended`). Otherwise they would be taken for new as long as they run."""
+    silent = (columns["done"] <= 0) & np.isnan(columns["remaining"]) & (columns["gpu_s"] > 0)
+    if not silent.any():
+        return
+    low, pool = columns["min_workers"][silent], np.maximum(columns["pool"][silent], 0)
+    came_s = columns["gpu_s"][silent] * GPU / np.maximum(columns["width"][silent], 1) / np.maximum(low, 1)
+    done = columns["done"].copy()
+    done[silent] = came_s * rates[pool, curve[silent], np.minimum(low, rates.shape[2] - 1)]
+    columns["done"] = done
 
 
 def _shape(active: Active) -> Shape:
