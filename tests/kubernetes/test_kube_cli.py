@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controllers import install, until
+from controllers import forget, install, until
 from played import Played, played
 
 from stretto.cli import main
@@ -83,7 +83,10 @@ def nodes(control_plane: ControlPlane) -> Iterator[Played]:
 
 
 @pytest.fixture
-def controller(account: Path, nodes: Played, tmp_path: Path) -> Iterator[ControllerProcess]:
+def controller(
+    control_plane: ControlPlane, account: Path, nodes: Played, tmp_path: Path
+) -> Iterator[ControllerProcess]:
+    forget(control_plane)
     with controlled(account, tmp_path) as running:
         yield running
 

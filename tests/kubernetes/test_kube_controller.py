@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controllers import Jobs, install, until
+from controllers import Jobs, forget, install, until
 from played import Played, played
 
 from stretto.errors import StrettoError
@@ -35,7 +35,10 @@ def nodes(control_plane: ControlPlane) -> Iterator[Played]:
 
 
 @pytest.fixture
-def controller(account: Path, nodes: Played, tmp_path: Path) -> Iterator[ControllerProcess]:
+def controller(
+    control_plane: ControlPlane, account: Path, nodes: Played, tmp_path: Path
+) -> Iterator[ControllerProcess]:
+    forget(control_plane)
     with controlled(account, tmp_path) as running:
         yield running
     assert "Traceback" not in (tmp_path / "controller.log").read_text()
