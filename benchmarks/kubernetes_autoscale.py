@@ -48,7 +48,7 @@ from stretto.kubernetes.kinds import DEPLOYMENTS, ELASTIC_JOBS, Kind
 from stretto.kubernetes.watching import Watched
 from stretto.testing.kubernetes.building import VERSION
 from stretto.testing.kubernetes.control_plane import ControlPlane
-from stretto.testing.kubernetes.controller_process import controlled, install
+from stretto.testing.kubernetes.controller_process import controlled, forget, install
 from stretto.testing.kubernetes.fake_nodes import FakeNodes
 from stretto.testing.kubernetes.fake_objects import FakeNode, FakePod
 
@@ -355,6 +355,7 @@ async def run(
         )  # fmt: skip
         async with agent as stage.agent, beside(stage.watched.run()):
             await stage.watched.synced.wait()
+            forget(plane)
             with controlled(account, plane.folder, lease_s=LEASE_S) if arm == "stretto" else nullcontext():
                 if arm == "stretto":
                     await leads(api)

@@ -29,12 +29,6 @@ def install(control_plane: ControlPlane) -> Path:
     return controller_process.install(control_plane, BASE)
 
 
-def forget(control_plane: ControlPlane) -> None:
-    """What was learned of the jobs of other tests."""
-    words = "delete", "configmap", "stretto-learned", "--namespace", "stretto-system", "--ignore-not-found"
-    control_plane.kubectl(*words)
-
-
 class Jobs:
     """ElasticJobs of one namespace, through kubectl."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controllers import forget, install, until
+from controllers import install, until
 from played import Played, played
 
 from stretto.cli import main
@@ -24,7 +24,7 @@ from stretto.kubernetes.kinds import Kind
 from stretto.kubernetes.sdk import AsyncKubernetesClient, KubernetesClient
 from stretto.kubernetes.sdk.calls import told_of
 from stretto.testing.kubernetes.control_plane import ControlPlane
-from stretto.testing.kubernetes.controller_process import ControllerProcess, controlled
+from stretto.testing.kubernetes.controller_process import ControllerProcess, controlled, forget
 from stretto.testing.kubernetes.fake_objects import FakeNode
 from stretto.testing.kubernetes.images import USER, WORKER
 from stretto.testing.kubernetes.node import RealNode

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controllers import Jobs, forget, install, until
+from controllers import Jobs, install, until
 from played import Played, played
 
 from stretto.errors import StrettoError
 from stretto.testing.kubernetes.control_plane import ControlPlane
-from stretto.testing.kubernetes.controller_process import ControllerProcess, controlled
+from stretto.testing.kubernetes.controller_process import ControllerProcess, controlled, forget
 from stretto.testing.kubernetes.fake_objects import FakeNode
 
 pytestmark = pytest.mark.cluster

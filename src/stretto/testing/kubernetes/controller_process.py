@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stretto.errors import Unavailable
+from stretto.kubernetes.learned import NAME as LEARNED
 from stretto.testing.kubernetes.control_plane import ControlPlane
 from stretto.testing.kubernetes.guard import Guard
 
@@ -23,6 +24,11 @@ def install(control_plane: ControlPlane, manifests: Path) -> Path:
     control_plane.kubectl("scale", f"deployment/{ACCOUNT}", "--replicas=0", "--namespace", NAMESPACE)
     control_plane.kubectl("wait", "--for=condition=Established", "crd/elasticjobs.stretto.dev", "--timeout=30s")
     return control_plane.kubeconfig_for(control_plane.token(ACCOUNT, NAMESPACE), ACCOUNT)
+
+
+def forget(control_plane: ControlPlane) -> None:
+    """What was learned of earlier jobs."""
+    control_plane.kubectl("delete", "configmap", LEARNED, "--namespace", NAMESPACE, "--ignore-not-found")
 
 
 def command_line(kubeconfig: Path, host: str, port: int, lease_s: float) -> list[str]:
