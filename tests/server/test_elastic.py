@@ -25,6 +25,8 @@ from torch.utils.data import TensorDataset
 torch.manual_seed(0)
 x = torch.randn(64, 4, dtype=torch.float64)
 data = TensorDataset(x, x.sum(1, keepdim=True))
+while os.path.exists("wait"):
+    time.sleep(0.02)
 job = stretto.join()
 model = job.model(torch.nn.Linear(4, 1).double())
 opt = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
@@ -147,6 +149,50 @@ def test_it_moves_to_another_node_without_a_stop(tmp_path: Path, script: Path) -
             assert [worker.seat.node for worker in moved.workers] == [there]
             done = await m.ended(job)
             assert (done.starts, done.preemptions) == (1, 0)
+            assert result(m, done)[1] == 320
+            check_ledger(m, done, 80)
+
+    play(story())
+
+
+def test_one_that_is_suspended_while_it_moves_leaves_at_a_checkpoint(tmp_path: Path, script: Path) -> None:
+    """Its old worker has been told to leave for somebody else, and waits for a new one that never comes."""
+
+    async def story() -> None:
+        async with machine_of(tmp_path, "2x1", warm=True) as m:
+            job = await train(m, 80, high=1)
+            now = await stepping(m, job, 10)
+            here = now.workers[0].seat.node
+            there = next(node.name for node in m.plane.backend.nodes() if node.name != here)
+            (tmp_path / "wait").touch()
+            await m.plane.migrate(job.id, there, "me")
+            await m.running(job, 2)
+            other = await m.submit("true")
+            await m.until(job, lambda job: bool(job.workers[0].leaving), "asked to leave")
+            await m.plane.wish(job.id, "suspend", "me")
+            await m.until(job, lambda job: job.phase == "suspended", "suspended")
+            assert "status=9" not in (await m.story(job.id))
+            await m.ended(other)
+            (tmp_path / "wait").unlink()
+            await m.plane.wish(job.id, "run", "me")
+            done = await m.ended(job)
+            assert "begins again" not in m.logs(done)
+            assert result(m, done)[1] == 320
+            check_ledger(m, done, 80)
+
+    play(story())
+
+
+def test_a_server_that_comes_back_elsewhere_is_found(tmp_path: Path, script: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x2", warm=True) as m:
+            job = await train(m, 80, high=2)
+            before = await stepping(m, job, 10)
+            await m.running(job, 2)
+        (tmp_path / "data" / "port").unlink()
+        async with machine_of(tmp_path, "1x2", warm=True) as m:
+            done = await m.ended(job)
+            assert (done.starts, done.preemptions) == (before.starts, 0)
             assert result(m, done)[1] == 320
             check_ledger(m, done, 80)
 

@@ -19,6 +19,7 @@ from machine import Machine, machine_of, play
 from stretto.errors import Conflict, Impossible, NotFound
 from stretto.jobs.events import Migrated
 from stretto.jobs.model import Job
+from stretto.server import loop
 from stretto.store import StoreError
 
 
@@ -253,6 +254,62 @@ def test_a_group_of_which_one_has_ended_well_is_not_begun_again(tmp_path: Path) 
             done = await m.ended(job)
             assert (done.phase, done.starts) == ("succeeded", 1)
             assert (tmp_path / "begun").read_text() == "rank\nrank\n"
+
+    play(story())
+
+
+def test_one_that_was_stopped_because_no_server_was_there_goes_on(tmp_path: Path) -> None:
+    """It says that it ended well, as scripts do that save what they have when they are asked to end."""
+
+    async def story() -> None:
+        run = f"trap 'exit 0' TERM; echo begun >> {tmp_path}/begun; until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+        async with machine_of(tmp_path, "1x1", away_s=0.3) as m:
+            job = await m.submit(run)
+            await m.until(job, lambda job: (tmp_path / "begun").exists(), "begun")
+            (launch,) = (worker.launch for worker in (await m.plane.job(job.id)).workers)
+        while not (tmp_path / "data" / "runs" / launch / "exit.json").exists():
+            await asyncio.sleep(0.02)
+        async with machine_of(tmp_path, "1x1") as m:
+            await m.until(job, lambda job: job.starts == 2, "started again")
+            (tmp_path / "go").touch()
+            done = await m.ended(job)
+            assert (done.starts, done.failures) == (2, 0)
+            assert (tmp_path / "begun").read_text() == "begun\nbegun\n"
+
+    play(story())
+
+
+def test_who_reaches_its_limit_has_its_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_FAILED_GRACE_S", 0.01)
+
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x1") as m:
+            run = f"trap 'sleep 0.5; touch {tmp_path}/saved; exit 0' TERM; while :; do sleep 0.05; done"
+            job = await m.submit(run, stop={"after": "200ms", "grace": "30s"})
+            done = await m.ended(job, "failed")
+            assert "longer than its limit" in done.message
+            assert (tmp_path / "saved").exists()
+
+    play(story())
+
+
+def test_a_policy_that_is_gone_does_not_keep_a_server_from_starting(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text((Path(__file__).parents[2] / "examples" / "widest_first.py").read_text())
+
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x1", policy="") as m:
+            await m.plane.set_policy(str(file), {}, None, "me")
+        file.unlink()
+        async with machine_of(tmp_path, "1x1", policy="") as m:
+            now = m.plane.policy()
+            assert now.name == "stretto"
+            assert "mine.py" in now.trouble
+            await m.ended(await m.submit("true"))
+        async with machine_of(tmp_path, "1x1", policy="fifo") as m:
+            assert (m.plane.policy().name, m.plane.policy().trouble) == ("fifo", "")
+        async with machine_of(tmp_path, "1x1", policy="") as m:
+            assert m.plane.policy().name == "fifo"
 
     play(story())
 

@@ -31,6 +31,16 @@ def test_alone(name: str, options: tuple[str, ...], told: str) -> None:
     assert told in done.stdout
 
 
+def test_one_of_several_without_a_coordinator_says_so() -> None:
+    """As under torchrun, or as a rigid job of two workers: each would train everything by itself."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "RANK": "0"}
+    command = [sys.executable, str(EXAMPLES / "digits_mlp.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    assert "one of 2 processes" in done.stderr
+    assert "--workers 1..N" in done.stderr
+
+
 def test_digits_on_two_workers(tmp_path: Path) -> None:
     """The test accuracy of a model that learned something."""
     command = [sys.executable, str(EXAMPLES / "digits_mlp.py"), "--epochs", "20"]

@@ -65,8 +65,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`2x4`: two nodes of four devices each; what the machine has, if empty."""
     store: str = ""
     """A PostgreSQL URL or a file; DATA/stretto.db, if empty."""
-    policy: str = "stretto"
-    """At first; what was chosen while it ran is kept."""
+    policy: str = ""
+    """Empty: what was chosen last, at first `stretto`."""
     quotas: dict[str, Quota] = {}
     """By user; `*` is everybody else."""
     retention_s: float = 30 * _DAY_S

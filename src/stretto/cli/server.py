@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from stretto.cli import show, words
-from stretto.cli.options import Json
+from stretto.cli.options import DATA, Json, policy_for_server
 from stretto.errors import UsageError
 
 if TYPE_CHECKING:
     from stretto.api.process import Info
     from stretto.server.view import Quota
 
-Data = Annotated[Path | None, Parameter(help="The data directory; default: STRETTO_HOME, or ~/.local/share/stretto.")]
+Data = Annotated[Path | None, DATA]
+_PATIENCE_S = 10.0
 
 
 def up(
@@ -33,7 +38,7 @@ def up(
         str | None, Parameter(help="2x4 presents two nodes of four devices; default: this machine.")
     ] = None,
     slots: Annotated[int | None, Parameter(help="One node with so many slots; the same as --nodes 1xSLOTS.")] = None,
-    policy: Annotated[str, Parameter(help="The policy to begin with; later `stretto policy set`.")] = "stretto",
+    policy: Annotated[str, Parameter(help="The policy; default: the one chosen last, at first stretto.")] = "",
     db: Annotated[
         str | None, Parameter(help="postgresql://… or a file; default: SQLite in the data directory.")
     ] = None,
@@ -64,7 +69,7 @@ def up(
         port=port,
         nodes=nodes or (f"1x{slots}" if slots else ""),
         store=db or "",
-        policy=policy,
+        policy=policy_for_server(policy),
         quotas=quotas_of(quota),
         retention_s=words.seconds(retention),
         away_s=words.seconds(away),
@@ -87,14 +92,31 @@ def down(
 ) -> None:
     """Stop the server on this machine. Its jobs go on for a while, and a new server takes them over."""
     from stretto.api.process import down as end
+    from stretto.api.process import running
     from stretto.client.finding import data_folder
 
     folder = (data or data_folder()).absolute()
-    end(folder, cancel_jobs=cancel_jobs)
+    with _process_gone(running(folder)):
+        end(folder, cancel_jobs=cancel_jobs)
     if json:
         show.as_json({"data": str(folder), "running": False})
     else:
         print("the server has ended" + (", and all jobs" if cancel_jobs else "; jobs that run go on for a while"))
+
+
+@contextmanager
+def _process_gone(info: Info | None) -> Iterator[None]:
+    """The data directory is free a little before the process has gone, which is waited for here; not for ever."""
+    try:
+        process = os.pidfd_open(info.pid if info is not None else 0)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+        select.select([process], [], [], _PATIENCE_S)
+    finally:
+        os.close(process)
 
 
 def _ready(info: Info, json: bool) -> None:

@@ -24,7 +24,7 @@ from stretto import plugins
 from stretto.control.coordination import Socket
 from stretto.core.request import JobRequest
 from stretto.core.snapshot import GPU
-from stretto.errors import SpecError
+from stretto.errors import Conflict, SpecError, StrettoError
 from stretto.jobs import events as e
 from stretto.jobs.model import Context, Job, Level
 from stretto.kubernetes import elastic_job, pods, status
@@ -36,7 +36,7 @@ from stretto.kubernetes.fields import API_VERSION, GPU_RESOURCE, KIND
 from stretto.kubernetes.keeping import Card, Fenced, term_of
 from stretto.kubernetes.kinds import SECRETS
 from stretto.kubernetes.learned import Learned
-from stretto.kubernetes.model import ElasticJob, PodSpec
+from stretto.kubernetes.model import ElasticJob, Pod, PodSpec
 from stretto.kubernetes.problems import AlreadyExists, ObjectNotFound, Unreachable
 from stretto.kubernetes.register import Entry, Key, Register
 from stretto.kubernetes.service_keeping import ServiceKeeper
@@ -54,8 +54,16 @@ _log = logging.getLogger("stretto.kubernetes")
 
 _REFRESH_S = 1.0
 _AGAIN_S = 1.0
+_REVISIT_S = 10.0
+_LONGEST_ADOPTION_S = 60.0
 _CLAIMS = 32
 """So many jobs are claimed at a time."""
+
+
+class Anew(StrettoError):
+    """A job that could not be adopted can be now: by a controller that begins again."""
+
+    code = "anew"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +88,7 @@ class Controller:
         self.cluster = Cluster(api, options.gpu_resource, clock)
         self.learned = Learned(api, options.namespace, clock)
         self.store = ObjectStore(self.register, self.learned, self._describe, self._be_fenced, clock)
-        self.book = Book(self.store, clock)  # type: ignore[arg-type]
+        self.book = Book(self.store, clock, lane=lambda number: number)  # type: ignore[arg-type]
         self.backend = ClusterBackend(api, self.cluster, self.register, clock)
         estimates = Estimates()
         rules = Rules(
@@ -112,12 +120,14 @@ class Controller:
                 self.ready.set()
                 self.cluster.changed = lambda: self.loop.wake(decide=True)
                 self.cluster.jobs.on_change(self._changed)
-                for job in list(self.cluster.jobs.items.values()):
-                    self._changed(None, job)
+                # Some have come, changed or gone meanwhile.
+                for key in {*self.cluster.jobs.items, *(entry.key for entry in self.register)}:
+                    self._look_again(key)
                 tasks += [
                     group.create_task(work)
                     for work in (
-                        self.loop.run(), self.services.run(), self._announcer.run(), self.learned.run(), self._refresh()
+                        self.loop.run(), self.services.run(), self._announcer.run(), self.learned.run(),
+                        self._refresh(), self._revisit(),
                     )
                 ]  # fmt: skip
                 await asyncio.gather(*tasks)
@@ -133,10 +143,12 @@ class Controller:
 
     async def join(self, namespace: str, name: str, socket: Socket) -> None:
         """A worker has connected."""
-        entry = self.register.of((namespace, name))
+        key = namespace, name
+        entry = self.register.of(key)
         driver = self.loop.drivers.get(entry.number) if entry is not None else None
         if not isinstance(driver, ElasticDriver):
-            await socket.close(1008 if self.ready.is_set() else 1013, f"job {namespace}/{name} has no coordinator now")
+            later = not self.ready.is_set() or key in self.register.aside
+            await socket.close(1013 if later else 1008, f"job {namespace}/{name} has no coordinator now")
             return
         await driver.coordination.serve(socket)
 
@@ -150,7 +162,16 @@ class Controller:
 
         async def one(job: ElasticJob) -> Job | None:
             async with gate:
-                return await self._known(job)
+                try:
+                    async with asyncio.timeout(_LONGEST_ADOPTION_S):
+                        return await self._known(job)
+                except Fenced:
+                    raise
+                except Exception as error:
+                    # One that cannot be adopted must not keep the others from it.
+                    _log.error("%s/%s cannot be adopted: %s", *job.metadata.key, error or "no answer in time")
+                    self.register.aside.setdefault(job.metadata.key, None)
+                    return None
 
         found = await asyncio.gather(*(one(job) for job in jobs if _is_known(job)))
         self.book.load([job for job in found if job is not None])
@@ -158,35 +179,83 @@ class Controller:
             active.file = self.register[active.number].file
             active.request = self._request(active.job, active.file)
         await self.loop.open()
+        for active in self.book:
+            # Some were missing.
+            active.target = tuple(sorted(worker.seat for worker in active.job.workers if not worker.leaving))
         for entry in self.register:
             # It may have been changed while nobody led.
             self._update(entry, entry.object)
 
     async def _known(self, job: ElasticJob) -> Job | None:
         """A job that was taken in by an earlier controller."""
-        number = int(job.status["number"])
+        examined = await self._examine(job)
+        if examined is None:
+            return None
+        entry, level, secret = examined
+        if entry.file.is_service:
+            self.services.put(job, entry.card)
+            return None
+        kept = entry.card.status.get("accounts") or {}
+        found = [pods.worker_of(pod) for pod in self._living(job)]
+        workers = sorted(
+            (worker for worker in found if not status.is_past(kept, worker)), key=lambda worker: worker.launched_s
+        )
+        workers += status.missing(kept, workers)
+        # Sizes may have been changed so that another level would be read from the object.
+        level = kept.get("level", level)
+        known = status.known(kept, entry.file.model_dump(mode="json"), level, secret, workers)
+        self.register.add(entry)
+        self.loop.estimates.remember(entry.number, kept.get("speeds"))
+        return known
+
+    async def _examine(self, job: ElasticJob) -> tuple[Entry, Level, str] | None:
+        """Sign and read it. None: it is nobody's job, or one whose pods go on though it makes no sense any more."""
         card = Card(self._api, job, self._term)
         await card.claim()
         if card.gone or _has_ended(card.status):
             return None
         try:
-            entry, level = self._read(job, number, card)
+            entry, level = self._read(job, int(job.status["number"]), card)
         except SpecError as error:
-            self._refuse(job, card, error)
+            if not self._living(job):
+                self._refuse(job, card, error)
+                return None
+            self.register.aside[job.metadata.key] = job.metadata.generation
+            text = f"its pods go on without a controller until it is mended: {error.message}"
+            self._tell_refusal(job, card, text)
             return None
-        if entry.file.is_service:
-            self.services.put(job, card)
-            return None
-        secret = await self._secret(job, level)
-        self.register.add(entry)
+        secret = "" if entry.file.is_service else await self._secret(job, level)
+        return entry, level, secret
+
+    def _living(self, job: ElasticJob) -> list[Pod]:
+        """Its workers; those of an object that had its name before are not."""
         meta = job.metadata
-        workers = [
-            pods.worker_of(pod) for pod in self.cluster.pods_of(meta.namespace, meta.name) if not pods.is_told(pod)
+        return [
+            pod
+            for pod in self.cluster.pods_of(meta.namespace, meta.name)
+            if not pods.is_told(pod) and any(owner.uid == meta.uid for owner in pod.metadata.owner_references)
         ]
-        kept = card.status.get("accounts") or {}
-        self.loop.estimates.remember(number, kept.get("speeds"))
-        spec = entry.file.model_dump(mode="json")
-        return status.known(kept, spec, level, secret, sorted(workers, key=lambda worker: worker.launched_s))
+
+    async def _revisit(self) -> None:
+        """Can those that were put aside be adopted by now? Then begin anew, which costs nobody anything."""
+        while True:
+            await asyncio.sleep(_REVISIT_S)
+            for key, generation in list(self.register.aside.items()):
+                job = self.cluster.jobs.items.get(key)
+                if job is None or not _is_known(job):
+                    del self.register.aside[key]
+                elif generation != job.metadata.generation and await self._is_adoptable(job):
+                    raise Anew(f"{'/'.join(key)} can be adopted now")
+
+    async def _is_adoptable(self, job: ElasticJob) -> bool:
+        try:
+            async with asyncio.timeout(_LONGEST_ADOPTION_S):
+                return await self._examine(job) is not None
+        except Fenced:
+            raise
+        except Exception as error:
+            _log.warning("%s/%s still cannot be adopted: %s", *job.metadata.key, error or "no answer in time")
+            return False
 
     # Objects that come, change and go.
 
@@ -195,7 +264,9 @@ class Controller:
         assert job is not None
         key, entry = job.metadata.key, self.register.of(job.metadata.key)
         if entry is not None and entry.object.metadata.uid != job.metadata.uid:
-            return  # The last of an object whose name is in use again.
+            if new is not None:
+                self._dismiss(entry)  # Its name is in use again.
+            return
         if new is None or new.metadata.is_leaving:
             self._refused.pop(key, None)
             self.services.remove(key)
@@ -209,7 +280,7 @@ class Controller:
                 entry.object = new
         elif (card := self.services.card(key)) is not None and new.spec.get("service"):
             self._update_service(new, card)
-        elif key not in self._taking_in and not _has_ended(new.status):
+        elif key not in self._taking_in and key not in self.register.aside and not _has_ended(new.status):
             task = self._taking_in[key] = asyncio.create_task(self._take_in(new))
             task.add_done_callback(lambda done: self._took(key, done))
 
@@ -220,12 +291,18 @@ class Controller:
         error = task.exception()
         if isinstance(error, Fenced):
             self._be_fenced()
+        elif isinstance(error, StrettoError):
+            _log.warning("%s/%s could not be taken in: %s", *key, error)
+            asyncio.get_running_loop().call_later(_AGAIN_S, self._look_again, key)
         elif error is not None:
             _log.error("%s/%s could not be taken in", *key, exc_info=error)
             asyncio.get_running_loop().call_later(_AGAIN_S, self._look_again, key)
-        elif key in self.cluster.jobs.items:
+        elif self.register.of(key) is not None:
             # It may have changed, or gone, while we were at it.
             self._look_again(key)
+        else:
+            # It has gone or ended; what we see of it may be a little behind.
+            asyncio.get_running_loop().call_later(_AGAIN_S, self._look_again, key)
 
     def _look_again(self, key: Key) -> None:
         if (job := self.cluster.jobs.items.get(key)) is not None and not self._fenced.is_set():
@@ -257,7 +334,11 @@ class Controller:
         if entry.file.is_service:
             self.services.put(job, card)
             return
-        secret = await self._secret(job, level)
+        try:
+            secret = await self._secret(job, level)
+        except StrettoError as error:
+            card.put({"phase": "Pending", "reason": "Trouble", "message": str(error)}, urgent=False)
+            raise
         self.register.add(entry)
         now_s = self._clock()
         asked = self._first_request(entry)
@@ -280,7 +361,11 @@ class Controller:
             phase="suspended" if job.spec.get("suspend") else "queued",
             wish="suspend" if job.spec.get("suspend") else "run",
         )
-        await self.book.submit(made, entry.file, asked, "", "")
+        try:
+            await self.book.submit(made, entry.file, asked, "", "")
+        except BaseException:
+            self.register.remove(number)
+            raise
         self.loop.wake(decide=True)
 
     def _read(self, job: ElasticJob, number: int, card: Card) -> tuple[Entry, Level]:
@@ -321,9 +406,11 @@ class Controller:
 
     def _refuse(self, job: ElasticJob, card: Card, error: SpecError) -> None:
         """It is no job; it is looked at again when it has been changed."""
-        meta = job.metadata
-        self._refused[meta.key] = meta.generation
-        fields = status.refusal(error.message, card.status, meta.generation, self._clock())
+        self._refused[job.metadata.key] = job.metadata.generation
+        self._tell_refusal(job, card, error.message)
+
+    def _tell_refusal(self, job: ElasticJob, card: Card, text: str) -> None:
+        fields = status.refusal(text, card.status, job.metadata.generation, self._clock())
         written = card.put(fields, urgent=True)
         written.add_done_callback(lambda done: None if done.cancelled() else done.exception())
 
@@ -336,12 +423,12 @@ class Controller:
             changed, level = self._read(job, entry.number, entry.card)
         except SpecError as error:
             entry.object = job
-            self._tell_of_mistake(active, error)
+            self._tell_of_mistake(entry, active, error)
             return
         entry.object, entry.file, entry.requests = job, changed.file, changed.requests
-        entry.template, entry.shape = changed.template, changed.shape
-        if level != active.job.level:
-            self._tell_of_mistake(active, SpecError("spec.level cannot be changed; make another job of it"))
+        entry.template, entry.shape, entry.mistake = changed.template, changed.shape, ""
+        if job.spec.get("level") and level != active.job.level:
+            self._tell_of_mistake(entry, active, SpecError("spec.level cannot be changed; make another job of it"))
         asked, before = self._first_request(entry), active.job
         happened: list[e.Event] = []
         if (asked.min_workers, asked.max_workers) != (before.min_workers, before.max_workers):
@@ -356,14 +443,16 @@ class Controller:
         active.request, active.row = self._request(active.job, active.file), None
         self.loop.wake(decide=True)
 
-    def _tell_of_mistake(self, active: Active, error: SpecError) -> None:
-        active.ground = Said("invalid", f"goes on as it was: {error.message}")
+    def _tell_of_mistake(self, entry: Entry, active: Active, error: SpecError) -> None:
+        entry.mistake = f"goes on as it was: {error.message}"
+        active.ground = Said("invalid", entry.mistake)
 
     def _dismiss(self, entry: Entry) -> None:
         """Its object is going: its workers go first, and nothing is written any more."""
         active = self.book.active(entry.number)
         if active is None:
-            self.register.remove(entry.number)
+            if entry.key not in self._taking_in:
+                self.register.remove(entry.number)
             return
         if active.job.wish != "cancel":
             entry.object = msgspec.structs.replace(
@@ -394,7 +483,10 @@ class Controller:
         while True:
             try:
                 found = await self._api.get(SECRETS, name, meta.namespace)
-                return base64.b64decode(found["data"][pods.SECRET_KEY]).decode()
+                if _is_of(found, meta.uid):
+                    return _token(found)
+                # Of an object that had its name before: it is about to go.
+                await asyncio.sleep(_AGAIN_S)
             except ObjectNotFound:
                 with contextlib.suppress(AlreadyExists):
                     await self._api.create(SECRETS, _secret_body(job, name), meta.namespace)
@@ -410,6 +502,7 @@ class Controller:
         view = status.View(
             job=job,
             generation=entry.object.metadata.generation if entry is not None else 0,
+            mistake=entry.mistake if entry is not None else "",
             reason=active.reason if active is not None else _said(job),
             target=len(active.target) if active is not None else 0,
             ready=len(driver.joined) if driver is not None else 0,
@@ -429,10 +522,16 @@ class Controller:
     def _hear(self, recorded: e.Recorded, job: Job | None) -> None:
         """An end that is written down: the job is nobody's any more."""
         if job is not None and isinstance(recorded.event, e.Ended):
-            self.register.remove(job.number)
+            entry = self.register.remove(job.number)
             self.store.forget(job.number)
-            key = tuple(job.name.split("/", 1))
-            self._look_again(key)  # type: ignore[arg-type]
+            if entry is not None:
+                self._follow(entry)
+
+    def _follow(self, ended: Entry) -> None:
+        """Another object may have its name by now."""
+        job = self.cluster.jobs.items.get(ended.key)
+        if job is not None and job.metadata.uid != ended.object.metadata.uid:
+            self._look_again(ended.key)
 
     def _be_fenced(self) -> None:
         self._fenced.set()
@@ -453,6 +552,23 @@ def _is_known(job: ElasticJob) -> bool:
 
 def _has_ended(told: Mapping[str, Any]) -> bool:
     return told.get("phase") in status.ENDED
+
+
+def _is_of(secret: Mapping[str, Any], uid: str) -> bool:
+    """Whether it is that object's. Raises `Conflict` for one that nobody of ours has made."""
+    meta = secret["metadata"]
+    if not status.SECRET_LABEL.items() <= (meta.get("labels") or {}).items():
+        raise Conflict(f"there is a secret {meta['name']} that is not this job's", hint="delete it, or rename the job")
+    return any(owner.get("uid") == uid for owner in meta.get("ownerReferences") or ())
+
+
+def _token(secret: Mapping[str, Any]) -> str:
+    try:
+        return base64.b64decode((secret.get("data") or {})[pods.SECRET_KEY]).decode()
+    except (KeyError, ValueError):
+        raise Conflict(
+            f"the secret {secret['metadata']['name']} has no {pods.SECRET_KEY}", hint="delete it: it is made anew"
+        ) from None
 
 
 def _secret_body(job: ElasticJob, name: str) -> dict[str, Any]:

@@ -66,6 +66,9 @@ def opened(spec: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
         pod[name] = list(_objects(pod.get(name, []), f"{_POD}.{name}", findings))
     pod["containers"] = pod["containers"] or [{}]
     Trainer(pod).container.setdefault("name", TRAINS)
+    for name in _WHERE_OF_REQUESTS:
+        for index, container in enumerate(pod[name]):
+            _mounts(container, f"{_POD}.{name}[{index}]", findings)
     if not pod["initContainers"]:
         del pod["initContainers"]
     _normalise(pod, findings, f"{_POD}.")
@@ -151,6 +154,11 @@ def _objects(found: Any, field: str, findings: Findings) -> Iterator[dict[str, A
             yield item
         else:
             findings.add(f"{field}[{index}]", f"{item!r} is not an object")
+
+
+def _mounts(container: dict[str, Any], field: str, findings: Findings) -> None:
+    if "volumeMounts" in container:
+        container["volumeMounts"] = list(_objects(container["volumeMounts"], f"{field}.volumeMounts", findings))
 
 
 def _normalise(pod: dict[str, Any], findings: Findings, prefix: str = "") -> None:

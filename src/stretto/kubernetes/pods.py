@@ -24,6 +24,7 @@ JOB_LABEL = f"{GROUP}/job"
 WORKER_LABEL = f"{GROUP}/worker"
 LAUNCH_LABEL = f"{GROUP}/launch"
 TOLD_LABEL = f"{GROUP}/told"
+_MARKS = {JOB_LABEL, WORKER_LABEL, LAUNCH_LABEL}
 NODE_NOTE = f"{GROUP}/node"
 MEMBER_NOTE = f"{GROUP}/member"
 PRIORITY_CLASS = "stretto-worker"
@@ -39,6 +40,8 @@ _STARTING_ANEW = frozenset({"ErrImagePull", "ImagePullBackOff", "CreateContainer
 _HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
 _REFUSED = ("OutOf", "UnexpectedAdmissionError", "NodeAffinity", "NodePorts", "Unexpected", "Topology")
 _MACHINE = frozenset({"Evicted", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"})
+_SENT_AWAY = frozenset({"NodeShutdown", "Shutdown", "Terminated", "Preempting"})
+"""What kubelets say of pods that had to make room, or whose machine was shut down in good order."""
 _UNWITNESSED = frozenset({"Unknown", "ContainerStatusUnknown"})
 """What runtimes and kubelets say of a container that ended while they were not there: its machine was started anew."""
 _CANNOT_RUN = frozenset({"ContainerCannotRun", "StartError", "CreateContainerError", "RunContainerError"})
@@ -87,7 +90,8 @@ def worker_pod(plan: Blueprint) -> dict[str, Any]:
     spec.setdefault("priorityClassName", PRIORITY_CLASS)
     spec.setdefault("automountServiceAccountToken", False)
     trainer = Trainer(spec).container
-    trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    for container in (trainer, *spec.get("initContainers", ())):
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     trainer["env"] = [*_environment(plan), *trainer.get("env", ())]
     if not any(mount.get("mountPath") == FOLDER for mount in trainer.get("volumeMounts", ())):
         spec.setdefault("volumes", []).append({"name": "stretto", "emptyDir": {}})
@@ -138,7 +142,8 @@ def _pin(spec: dict[str, Any], node: str) -> None:
 
 
 def is_worker(pod: Pod) -> bool:
-    return LAUNCH_LABEL in pod.metadata.labels
+    """Whoever has only some of our labels got them elsewhere."""
+    return pod.metadata.labels.keys() >= _MARKS
 
 
 def launch_of(pod: Pod) -> str:
@@ -148,13 +153,13 @@ def launch_of(pod: Pod) -> str:
 def worker_of(pod: Pod) -> Worker:
     """As the book knows it."""
     meta = pod.metadata
-    created = meta.creation_timestamp
+    created, member = meta.creation_timestamp, meta.annotations.get(MEMBER_NOTE, "")
     return Worker(
         name=meta.labels[WORKER_LABEL],
         launch=launch_of(pod),
         seat=Seat(meta.annotations.get(NODE_NOTE) or pod.spec.node_name),
         launched_s=created.timestamp() if created is not None else 0.0,
-        member=int(meta.annotations.get(MEMBER_NOTE) or 0),
+        member=int(member) if member.isdecimal() else 0,
         pid=1 if pod.is_running else 0,
         leaving="its pod is being deleted" if meta.is_leaving else "",
     )
@@ -165,16 +170,19 @@ def is_told(pod: Pod) -> bool:
 
 
 def exit_of(pod: Pod, at_s: float) -> Exit | None:
-    """How a pod has ended; None while it has not. Its object may still be there."""
-    if not pod.is_terminal:
-        return None
-    launch, asked = launch_of(pod), pod.metadata.is_leaving
-    status = pod.status
+    """How a launch has ended; None while it has not. Its object may still be there, and other containers go on."""
     ended = _trained(pod)
+    if not pod.is_terminal and (ended is None or not _has_company(pod)):
+        return None
+    status = pod.status
+    launch, asked = launch_of(pod), pod.metadata.is_leaving or status.reason in _SENT_AWAY
     text = _said(status.reason, status.message)
     if is_refused(pod):
         # Two schedulers met on one node: it never ran, and nobody is to blame.
         return Exit(launch=launch, how="lost", text=text, at_s=at_s, asked=True)
+    witnessed = ended is not None and ended.reason not in _UNWITNESSED
+    if status.reason not in _MACHINE and not witnessed and (before := _failed_before(pod)) is not None:
+        return _never_ran(before, launch, asked, at_s)
     if status.reason in _MACHINE or ended is None:
         how = "signalled" if asked else "lost"
         return Exit(launch=launch, how=how, status=15, text=text, at_s=at_s, asked=asked)  # type: ignore[arg-type]
@@ -203,6 +211,30 @@ def _ended(ended: Terminated, launch: str, asked: bool, at_s: float) -> Exit:
     if number:
         return Exit(launch=launch, how="signalled", status=number, text=text, at_s=at_s, asked=asked)
     return Exit(launch=launch, how="exited", status=code, text=text, at_s=at_s, asked=asked)
+
+
+def _has_company(pod: Pod) -> bool:
+    """Other containers of it would keep it for ever. While somebody ends all of them, who that is comes out last."""
+    disrupted = pod.condition("DisruptionTarget")
+    if pod.metadata.is_leaving or (disrupted is not None and disrupted.status == "True"):
+        return False
+    return any(status.state.terminated is None for status in pod.status.container_statuses)
+
+
+def _failed_before(pod: Pod) -> ContainerStatus | None:
+    """The init container that failed, for which the one that trains was never started."""
+    beside = {container.name for container in pod.spec.init_containers if container.restart_policy == "Always"}
+    for status in pod.status.init_container_statuses:
+        ended = status.state.terminated
+        if status.name not in beside and ended is not None and (ended.exit_code or ended.signal):
+            return status
+    return None
+
+
+def _never_ran(failed: ContainerStatus, launch: str, asked: bool, at_s: float) -> Exit:
+    assert failed.state.terminated is not None
+    told = _ended(failed.state.terminated, launch, asked, at_s)
+    return msgspec.structs.replace(told, text=_said(f"its init container {failed.name} failed", told.text))
 
 
 def is_asked_to_end(pod: Pod) -> bool:

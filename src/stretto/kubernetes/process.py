@@ -6,6 +6,7 @@ A leader that is not one any more ends: whatever it had begun is completed by th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ from stretto.api.serving import HttpServer, address_of, bind
 from stretto.errors import StrettoError
 from stretto.kubernetes import access
 from stretto.kubernetes.client import Api
-from stretto.kubernetes.controller import Controller, Options
+from stretto.kubernetes.controller import Anew, Controller, Options
 from stretto.kubernetes.keeping import Fenced
 from stretto.kubernetes.leading import Leading
 from stretto.kubernetes.serving import Parts, application
@@ -92,9 +93,22 @@ async def _work(
     if not leads.done():
         await stop(leads)
         return
-    parts.controller = Controller(api, leads.result(), identity, options, time.time)  # noqa: TID251
-    work = asyncio.create_task(parts.controller.run())
     lost = asyncio.create_task(leading.lost.wait())
+    try:
+        while not over.done():
+            parts.controller = Controller(api, leads.result(), identity, options, time.time)  # noqa: TID251
+            with contextlib.suppress(Anew):
+                await _control(parts.controller, over, lost)
+    finally:
+        parts.controller = None
+        for task in (over, lost):
+            task.cancel()
+        await asyncio.gather(over, lost, return_exceptions=True)
+
+
+async def _control(controller: Controller, over: asyncio.Task[Any], lost: asyncio.Task[Any]) -> None:
+    """Until it is over or lost; raises what the controller ends with."""
+    work = asyncio.create_task(controller.run())
     try:
         await asyncio.wait([over, lost, work], return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -102,10 +116,8 @@ async def _work(
         if lost.done() and not over.done():
             raise Fenced("the lease was lost", hint="this controller ends; another one leads")
     finally:
-        for task in (over, lost, work):
-            task.cancel()
-        await asyncio.gather(over, lost, work, return_exceptions=True)
-        parts.controller = None
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
 
 
 def _unwrap(work: asyncio.Task[None]) -> None:

@@ -27,6 +27,8 @@ class Entry(msgspec.Struct, kw_only=True):
     requests: dict[str, int]
     """What one takes of its node."""
     card: Card
+    mistake: str = ""
+    """What is wrong with what its object says by now; it goes on as it was."""
 
     @property
     def key(self) -> Key:
@@ -45,6 +47,9 @@ class Register:
     def __init__(self) -> None:
         self._by_number: dict[int, Entry] = {}
         self._by_key: dict[Key, Entry] = {}
+        self.aside: dict[Key, int | None] = {}
+        """Jobs with pods that could not be adopted: these are left alone. With the generation of the object that cannot
+        be understood; None: something else was wrong, which may pass."""
 
     def add(self, entry: Entry) -> None:
         self._by_number[entry.number] = self._by_key[entry.key] = entry

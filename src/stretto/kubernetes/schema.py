@@ -267,6 +267,9 @@ def _spec_rules() -> Iterator[dict[str, str]]:
     yield _rule("has(self.service) == has(oldSelf.service)", "a job does not become a service, nor a service a job")
     for field in ("command", "consistency", "env", "image", "level", "run", "setup", "workdir"):
         same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+        if field == "level":
+            # To say which one it is that was left open is no change; the controller tells if it is another.
+            same = f"!has(oldSelf.level) || ({same})"
         yield _rule(
             f"has(self.service) || (has(oldSelf.suspend) && oldSelf.suspend) || ({same})",
             f"{field} can be changed only while suspend is true",

@@ -46,6 +46,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None = None
     checkpoint: tuple[int, float] | None = None
     """The step of the latest complete checkpoint, and when it was saved."""
+    mistake: str = ""
+    """What is wrong with the object as it is by now."""
     speeds: Mapping[str, Curve] = {}
     """What was measured of it, by device type."""
 
@@ -111,7 +113,21 @@ def refusal(text: str, before: Mapping[str, Any], generation: int, now_s: float)
 def accounts(job: Job) -> dict[str, Any]:
     """What of a job can be known from nowhere else."""
     told: dict[str, Any] = msgspec.to_builtins(job)
-    return {name: value for name, value in told.items() if name not in _NOT_KEPT and value not in (None, "")}
+    kept = {name: value for name, value in told.items() if name not in _NOT_KEPT and value not in (None, "")}
+    return {**kept, "present": [worker.name for worker in job.workers]}
+
+
+def is_past(kept: Mapping[str, Any], worker: Worker) -> bool:
+    """Whether the end of a worker is in the accounts though its pod is still there."""
+    is_new = int(worker.name[1:]) >= kept.get("launches", 0)
+    return "present" in kept and not is_new and worker.name not in kept["present"]
+
+
+def missing(kept: Mapping[str, Any], workers: Sequence[Worker]) -> list[Worker]:
+    """Those that were there, beside others that still are, and have gone without a trace."""
+    names = {worker.name for worker in workers}
+    gone = [name for name in kept.get("present", ()) if name not in names] if workers else []
+    return [msgspec.structs.replace(workers[0], name=name, launch=f"{kept['number']}.{name}.gone") for name in gone]
 
 
 def known(
@@ -141,7 +157,10 @@ def _states(view: View) -> list[tuple[str, bool, str, str]]:
         states = [("Running", False, word, "has ended")]
         states.append(("Complete", job.phase == "succeeded", word, job.message or "has ended well"))
         states.append(("Failed", job.phase == "failed", word, job.message))
-    states.append((INVALID, False, "Accepted", "is a valid job"))
+    if view.mistake:
+        states.append((INVALID, True, "Refused", view.mistake))
+    else:
+        states.append((INVALID, False, "Accepted", "is a valid job"))
     return states
 
 

@@ -15,6 +15,7 @@ import queue
 import random
 import threading
 import time
+from pathlib import Path
 
 from websockets.exceptions import InvalidHandshake, InvalidMessage, WebSocketException
 from websockets.sync.client import ClientConnection, connect
@@ -36,8 +37,9 @@ class NoCoordinator(Exception):
 class Channel:
     """Starts with `open`, which returns once the coordinator has answered."""
 
-    def __init__(self, url: str, member: Member) -> None:
-        self.url, self.member = url, member
+    def __init__(self, url: str, member: Member, notice: Path | None = None) -> None:
+        """`notice`: a file that says where the coordinator is by now, if it has moved."""
+        self.url, self.member, self._notice = url, member, notice
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._connections: list[ClientConnection] = []
@@ -103,6 +105,8 @@ class Channel:
 
     def _greet(self) -> ClientConnection:
         """A new connection, on which everything that holds was said."""
+        with contextlib.suppress(OSError):
+            self.url = (self._notice.read_text().strip() if self._notice is not None else "") or self.url
         opened = connect(self.url, open_timeout=_OPEN_S, close_timeout=1.0, max_size=2**24, ping_interval=None)
         connection = contextlib.ExitStack().enter_context(opened)
         connection.send(encode(self.member.hello()))

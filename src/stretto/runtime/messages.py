@@ -14,6 +14,8 @@ import typing
 from dataclasses import dataclass, field
 
 PROTOCOL = 1
+NOTICE = "coordinator"
+"""The file in a job's folder that says where its coordinator is by now."""
 
 
 class MessageError(ValueError):

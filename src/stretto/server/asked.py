@@ -51,8 +51,9 @@ def request_of(job: Job, file: JobFile) -> JobRequest:
     """What it asks for now: scaling changes the sizes of the job file."""
     asked = file.request(job.name)
     low, high = job.min_workers, job.max_workers
+    level = asked.level if job.level == "service" else job.level
     return msgspec.structs.replace(
-        asked, min_workers=low, max_workers=high, requested=min(max(asked.requested, low), high)
+        asked, level=level, min_workers=low, max_workers=high, requested=min(max(asked.requested, low), high)
     )
 
 

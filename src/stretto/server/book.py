@@ -8,7 +8,6 @@ and nothing is launched, what happens anyway is kept and written when it can.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -102,11 +101,21 @@ class Listener(Protocol):
     def __call__(self, recorded: e.Recorded, job: Job | None) -> None: ...
 
 
+@dataclass
+class _Lane:
+    waiting: list[tuple[list[Entry], asyncio.Future[None]]] = field(default_factory=list)
+    pump: asyncio.Task[None] | None = None
+
+
 class Book:
     """Owned by the event loop; nothing here blocks."""
 
-    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
-        self.store, self.clock = store, clock
+    def __init__(
+        self, store: Store, clock: Callable[[], float], lane: Callable[[int | None], object] = lambda number: None
+    ) -> None:
+        """`lane`: of a job's events. Those of one lane are written together and in order; a lane whose writes fail does
+        not hold up the others."""
+        self.store, self.clock, self._lane = store, clock, lane
         self.jobs: dict[int, Active] = {}
         self.names: dict[str, int] = {}
         self.listeners: list[Listener] = []
@@ -115,8 +124,7 @@ class Book:
         """Why the store cannot write at the moment."""
         self.recovered: Callable[[], None] = lambda: None
         """Called when it can again."""
-        self._waiting: list[tuple[list[Entry], asyncio.Future[None]]] = []
-        self._pump: asyncio.Task[None] | None = None
+        self._lanes: dict[object, _Lane] = {}
 
     def load(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -162,20 +170,22 @@ class Book:
             del self.jobs[number]
             if self.names.get(active.job.name) == number:
                 del self.names[active.job.name]
-        return self._write(entries)
+        return self._write(number, entries)
 
     def note(self, what: str, by: str = "", **data: object) -> asyncio.Future[None]:
         """Something that concerns no job."""
-        return self._write([Entry(self.clock(), e.Noted(what=what, by=by, data=data), None)])
+        return self._write(None, [Entry(self.clock(), e.Noted(what=what, by=by, data=data), None)])
 
     async def settled(self) -> None:
         """Everything that was recorded is durable."""
-        while self._waiting:
-            with contextlib.suppress(Exception):
-                await asyncio.wait([future for _, future in self._waiting])
+        while waiting := [
+            future for lane in self._lanes.values() for _, future in lane.waiting if not future.done()
+        ]:  # fmt: skip
+            await asyncio.wait(waiting)
 
     async def close(self) -> None:
-        await stop(self._pump)
+        for lane in list(self._lanes.values()):
+            await stop(lane.pump)
 
     def _enter(self, job: Job, file: JobFile, request: JobRequest) -> Active:
         active = self.jobs[job.number] = Active(job, file, request)
@@ -185,17 +195,19 @@ class Book:
         self.names[job.name] = job.number
         return active
 
-    def _write(self, entries: list[Entry]) -> asyncio.Future[None]:
+    def _write(self, number: int | None, entries: list[Entry]) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((entries, future))
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._write_all())
+        name = self._lane(number)
+        lane = self._lanes.setdefault(name, _Lane())
+        lane.waiting.append((entries, future))
+        if lane.pump is None or lane.pump.done():
+            lane.pump = asyncio.create_task(self._write_all(name, lane))
         return future
 
-    async def _write_all(self) -> None:
+    async def _write_all(self, name: object, lane: _Lane) -> None:
         """Everything that waits goes to the store together, again and again until it is there."""
-        while self._waiting:
-            batch = self._waiting[:]
+        while lane.waiting:
+            batch = lane.waiting[:]
             entries = [entry for some, _ in batch for entry in some]
             try:
                 seqs = await asyncio.wrap_future(self.store.append(entries))
@@ -214,11 +226,12 @@ class Book:
             recovered, self.trouble = bool(self.trouble), ""
             if recovered:
                 self.recovered()
-            del self._waiting[: len(batch)]
+            del lane.waiting[: len(batch)]
             self._tell(entries, seqs)
             for _, future in batch:
                 if not future.done():
                     future.set_result(None)
+        self._lanes.pop(name, None)
 
     def _tell(self, entries: Sequence[Entry], seqs: Sequence[int]) -> None:
         for seq, entry in zip(seqs, entries, strict=True):

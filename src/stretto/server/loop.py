@@ -92,6 +92,8 @@ class Loop:
         self._launches: dict[str, tuple[int, str]] = {}
         self._deadlines: dict[str, float] = {}
         """When a worker that was asked to leave is killed, by launch."""
+        self._asked: set[str] = set()
+        """Launches that were sent a signal."""
         self.memory: Memory = None
         """What the policy wants to remember."""
         self._wake_s = math.inf
@@ -298,6 +300,15 @@ class Loop:
                         self._signal(active_now, name, hard=active_now.job.level == "elastic")
                 case reconcile.Start(seats=seats) | reconcile.Grow(seats=seats):
                     self._launch(active_now, seats)
+        for active in concerned:
+            if not active.target:
+                self._hurry(active)
+
+    def _hurry(self, active: Active) -> None:
+        """Members that were to leave when others had come: nobody comes any more."""
+        for worker in active.job.workers:
+            if worker.leaving and worker.launch not in self._asked:
+                self._signal(active, worker.name, hard=False)
 
     def _look_at_move(self, active: Active) -> None:
         """Has a job that was asked to move arrived?"""
@@ -335,8 +346,10 @@ class Loop:
 
     def _give_up_s(self, active: Active) -> float:
         """When who is asked to leave now is killed."""
-        driver = self._driver(active)
-        return self.clock() + (_FAILED_GRACE_S if driver.failing else active.file.stop.grace + driver.drain_s)
+        driver, grace_s = self._driver(active), active.file.stop.grace
+        if driver.failing and not (driver.end is not None and driver.end.polite):
+            return self.clock() + min(_FAILED_GRACE_S, grace_s)
+        return self.clock() + grace_s + driver.drain_s
 
     def _terminate(self, number: int, name: str) -> None:
         active = self.book.active(number)
@@ -346,6 +359,7 @@ class Loop:
     def _signal(self, active: Active, name: str, *, hard: bool) -> None:
         worker = active.job.worker(name)
         if worker is not None:
+            self._asked.add(worker.launch)
             (self.backend.kill if hard else self.backend.terminate)(worker.launch)
 
     def _launch(self, active: Active, seats: Sequence[Seat]) -> None:
@@ -432,6 +446,7 @@ class Loop:
             return
         self._launches.pop(news.launch, None)
         self._deadlines.pop(news.launch, None)
+        self._asked.discard(news.launch)
         if active is None or worker is None or worker.launch != news.launch:
             self.backend.forget(news.launch)
             return
@@ -440,8 +455,14 @@ class Loop:
     def _exited(self, active: Active, worker: Worker, exit: Exit) -> None:
         if exit.how == "exited" and exit.status and not worker.leaving:
             exit = self.site.explained(active, worker, exit)
-        event = e.Exited(worker=worker.name, launch=exit.launch, how=exit.how, status=exit.status, text=exit.text)
-        durable = self.book.record(active.number, event)
+        events: list[e.Event] = []
+        if exit.asked and not worker.leaving:
+            # By somebody else than us. Whatever its exit code says, it has not finished.
+            events.append(e.Leaving(worker=worker.name, why=exit.text or "was asked to end", preempted=False))
+        events.append(
+            e.Exited(worker=worker.name, launch=exit.launch, how=exit.how, status=exit.status, text=exit.text)
+        )
+        durable = self.book.record(active.number, *events)
         durable.add_done_callback(lambda future: None if future.cancelled() else self.backend.forget(exit.launch))
         judgement = self._driver(active).exited(worker, exit, len(active.job.workers))
         # What was lost while there was no server, with the whole machine perhaps, is nobody's fault.
@@ -479,7 +500,10 @@ class Loop:
         self.wake(decide=True)
 
     def _retry(self, active: Active, text: str) -> None:
-        """The machine failed it. Progress since the last time wipes the slate clean."""
+        """The machine failed it. Progress since the last time wipes the slate clean. What fails several workers at
+        once, or more of them before it is tried again, is one fault."""
+        if active.job.not_before_s > self.clock():
+            return
         if active.progress.steps > active.job.steps:
             self._record_progress(active)
         driver = self._driver(active)
@@ -523,7 +547,8 @@ class Loop:
         for active in self.book:
             if active.job.workers and now_s >= self._limit_s(active):
                 driver = self._driver(active)
-                driver.end = End("failed", f"ran longer than its limit of {active.file.stop.after:g} s (stop.after)")
+                limit = f"ran longer than its limit of {active.file.stop.after:g} s (stop.after)"
+                driver.end = End("failed", limit, polite=True)
                 self.wake(decide=False)
 
     def _limit_s(self, active: Active) -> float:

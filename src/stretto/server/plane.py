@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import secrets
@@ -22,6 +23,7 @@ from stretto import plugins
 from stretto.backends.protocol import Backend, Node
 from stretto.control.coordination import Socket
 from stretto.core import placement
+from stretto.core.policy import Policy
 from stretto.core.request import JobRequest
 from stretto.errors import Conflict, Impossible, NotFound, StrettoError, Unavailable, UsageError
 from stretto.jobs import events as e
@@ -43,6 +45,8 @@ from stretto.store import Page, Query, Store
 from stretto.tasks import stop
 
 _MOST_FORESEEN = 2_000
+_log = logging.getLogger("stretto.server")
+
 _LAST_WRITES_S = 5.0
 _BEHIND = 10_000
 """A listener that is so many events behind is cut off: it can come back and read them from the store."""
@@ -127,7 +131,7 @@ class Plane:
         url: Callable[[], str],
         clock: Callable[[], float],
         quotas: Mapping[str, Quota] | None = None,
-        policy: str = "stretto",
+        policy: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.store, self.backend, self.clock = folder, store, backend, clock
@@ -135,9 +139,14 @@ class Plane:
         self.book = Book(store, clock)
         self.book.load(self._loaded.jobs)
         settings = self._loaded.settings
-        chosen = settings.get("policy", {"name": policy, "options": {}, "placement": "fewest-moves"})
+        chosen = settings.get("policy", {"name": "stretto", "options": {}, "placement": "fewest-moves"})
+        if policy and policy != chosen["name"]:
+            chosen = {**chosen, "name": policy, "options": {}}
+            store.put_setting("policy", chosen)
+        self._lost = ""
+        """Why the policy that was chosen earlier is not the one that decides."""
         rules = Rules(
-            plugins.find(chosen["name"], chosen["options"]),
+            self._policy(chosen, optional=not policy),
             chosen["placement"],
             quotas or {},
             frozenset(settings.get("drained", ())),
@@ -156,6 +165,17 @@ class Plane:
         """Shapes of jobs that are known to be possible on these nodes."""
         self.book.recovered = lambda: self.loop.wake(decide=True)
         self.book.listeners += [self._publish, Notifier(self.loop.spawn)]
+
+    def _policy(self, chosen: Mapping[str, Any], *, optional: bool) -> Policy:
+        try:
+            return plugins.find(chosen["name"], chosen["options"])
+        except StrettoError as error:
+            if not optional:
+                raise
+            # Jobs run, and must not end because a file was moved.
+            self._lost = f"stretto decides, because the chosen policy cannot be loaded: {error.message}"
+            _log.error("%s", self._lost)
+            return plugins.find("stretto", {})
 
     async def open(self) -> None:
         """Adopt what runs, and go on."""
@@ -372,7 +392,7 @@ class Plane:
                 "devices_used": used,
                 "devices_total": total,
                 "leaving": sum(bool(worker.leaving) for worker in job.workers),
-                "trouble": self.loop.trouble or self.book.trouble,
+                "trouble": self.loop.trouble or self.book.trouble or self._lost,
             },
         )
 
@@ -470,14 +490,17 @@ class Plane:
     def policy(self) -> PolicyInfo:
         rules = self.loop.rules
         return PolicyInfo(
-            name=rules.policy.name, options=self._options, placement=rules.placement, trouble=self.loop.trouble
+            name=rules.policy.name,
+            options=self._options,
+            placement=rules.placement,
+            trouble=self.loop.trouble or self._lost,
         )
 
     async def set_policy(self, name: str, options: dict[str, Any], place: str | None, by: str) -> PolicyInfo:
         place = place or self.loop.rules.placement
         policy = await asyncio.to_thread(plugins.find, name, options)
         placement.load(place)
-        self._options = options
+        self._options, self._lost = options, ""
         self.loop.set_policy(policy, place)
         self.store.put_setting("policy", {"name": name, "options": options, "placement": place})
         await self.book.note("policy", by, name=name, options=options, placement=place)

@@ -30,7 +30,7 @@ from stretto.runtime import address, pacer
 from stretto.runtime.channel import NoCoordinator
 from stretto.runtime.ledger import SUFFIX, Ledger
 from stretto.runtime.member import Evicted
-from stretto.runtime.messages import Bye
+from stretto.runtime.messages import NOTICE, Bye
 from stretto.runtime.order import Loop
 from stretto.torch import gate as gates
 from stretto.torch import plan as plans
@@ -716,8 +716,14 @@ def join(
     if chosen_consistency == "bitwise":
         virtual.fix_kernels(threads)
     world = None
+    if not url and (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
+        raise TrainingError(
+            f"this is one of {count} processes, but they have no coordinator: each would train alone",
+            hint="run it as an elastic job (`stretto run --workers 1..N`), or as one process",
+        )
     if url:
-        world = World(url, _given("STRETTO_WORKER"), _given("STRETTO_TOKEN"), _host(), chosen, holder)
+        notice = Path(folder) / NOTICE if folder else None
+        world = World(url, _given("STRETTO_WORKER"), _given("STRETTO_TOKEN"), _host(), chosen, holder, notice)
         # In bitwise mode every member owns virtual ranks in every step.
         world.overlap = chosen_consistency != "bitwise"
         _open(world)

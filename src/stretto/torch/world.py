@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -86,12 +87,15 @@ def _may_overlap(cards: list[_Card], sources: list[int]) -> bool:
 class World:
     """This worker's place in its job."""
 
-    def __init__(self, url: str, worker: str, token: str, host: str, device: torch.device, holder: Holder) -> None:
+    def __init__(
+        self, url: str, worker: str, token: str, host: str, device: torch.device, holder: Holder,
+        notice: Path | None = None,
+    ) -> None:  # fmt: skip
         self.device, self.holder = device, holder
         self.store = Store(host)
         self.member = Member(worker, secrets.token_hex(8), token, self.store.address)
         self.member.listeners.append(self._heard)
-        self.channel = Channel(url, self.member)
+        self.channel = Channel(url, self.member, notice)
         self.group: Group | None = None
         self.restore: Callable[[], Cursor | None] = lambda: None
         """Restores the last checkpoint, if there is one; asked when nobody holds state."""

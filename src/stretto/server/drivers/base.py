@@ -26,6 +26,8 @@ class End:
     phase: Phase
     message: str = ""
     exit_code: int | None = None
+    polite: bool = False
+    """Its workers have all the time to end that its job file gives them."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from stretto.control.events import Done, Effect, Evicted, Failed, Formed, Progre
 from stretto.control.journal import FileJournal, Journal
 from stretto.control.roster import Settings, State
 from stretto.jobs.model import Seat, Worker
+from stretto.runtime.messages import NOTICE
 from stretto.server.asked import workdir
 from stretto.server.book import Active
 from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe
@@ -35,6 +36,7 @@ class ElasticDriver(Driver):
             watch=self._watch,
         )
         self.coordination.open()
+        self._announce()
         self._mark: tuple[int, int, float] | None = None
         self._committed = (0, surroundings.clock())
         self._failed_exit: tuple[Worker, Exit] | None = None
@@ -44,6 +46,15 @@ class ElasticDriver(Driver):
     def _journal(self) -> Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         return FileJournal(self.folder / "journal")
+
+    def _announce(self) -> None:
+        """Workers of an earlier server may know another address."""
+        part = self.folder / f"{NOTICE}.part"
+        part.write_text(self._url())
+        part.replace(self.folder / NOTICE)
+
+    def _url(self) -> str:
+        return f"{self.around.url()}/v1/jobs/{self.active.job.id}/join"
 
     @property
     def state(self) -> State:
@@ -65,7 +76,7 @@ class ElasticDriver(Driver):
     def environment(self, worker: str, seat: Seat, member: int, size: int) -> dict[str, str]:
         job, file = self.active.job, self.active.file
         return {
-            "STRETTO_COORDINATOR": f"{self.around.url()}/v1/jobs/{job.id}/join",
+            "STRETTO_COORDINATOR": self._url(),
             "STRETTO_TOKEN": job.secret,
             "STRETTO_WORKER": worker,
             "STRETTO_FOLDER": str(self.folder),
@@ -111,6 +122,11 @@ class ElasticDriver(Driver):
     def _confirm(self, worker: Worker, exit: Exit) -> None:
         """Tell the coordinator that its process is gone."""
         self.coordination.exited(worker.name)
+
+    @property
+    def serving(self) -> bool:
+        """While it trains, faults of others cost it their help and nothing else."""
+        return any(worker.name in self.joined for worker in self.active.job.workers if not worker.leaving)
 
     async def close(self) -> None:
         await self.coordination.stop()

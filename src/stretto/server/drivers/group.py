@@ -65,7 +65,7 @@ class GroupDriver(Driver):
             self._stopped_s = self.around.clock()
         if exit.how == "refused":
             self._error = self._error or End("failed", describe(worker, exit), 127)
-        elif exit.how == "exited" and exit.status == 0:
+        elif exit.how == "exited" and exit.status == 0 and not exit.asked:
             self._ended_well = self._ended_well or not worker.leaving
         elif not worker.leaving:
             if exit.asked:
