@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.kubernetes import quantities
 from stretto.kubernetes.fitting import Fitting, signature
 from stretto.kubernetes.model import CPU, GPU, MEMORY, POD_COUNT, Amounts, Pod
 
@@ -65,6 +66,10 @@ class Room(msgspec.Struct, frozen=True):
             return np.zeros(len(self.nodes), np.int64)
         return self.room[:, self.resources.index(resource)]
 
+    def vector(self, amounts: Mapping[str, int]) -> IntArray:
+        """By resource."""
+        return np.array([amounts.get(name, 0) for name in self.resources], np.int64)
+
     @property
     def cpu_milli(self) -> IntArray:
         return self.column(CPU)
@@ -92,6 +97,22 @@ class Held(NamedTuple):
 
     amounts: Amounts
     is_leaving: bool
+
+
+def holds(pod: Pod) -> Amounts:
+    """What a pod takes of its node; what cannot be understood counts for nothing."""
+    try:
+        asked = pod.requests
+    except ValueError:
+        asked = {}
+    return quantities.counted(asked) | {POD_COUNT: 1}
+
+
+def larger(left: Amounts, right: Amounts) -> Amounts:
+    """The larger of both, of each resource."""
+    if not left or left == right:
+        return right
+    return {name: max(left.get(name, 0), right.get(name, 0)) for name in left | right}
 
 
 class Usage:
@@ -123,12 +144,12 @@ class Usage:
         is_ours = self._is_ours(pod)
         if pod.is_terminal:
             if node and not is_ours and pod.status.phase == "Failed" and pod.status.reason.startswith("OutOf"):
-                _keep(self.refused, uid, (pod, _holds(pod)), sign)
+                _keep(self.refused, uid, (pod, holds(pod)), sign)
         elif not node:
             if not is_ours:
-                _keep(self.pending, uid, (pod, _holds(pod)), sign)
+                _keep(self.pending, uid, (pod, holds(pod)), sign)
         else:
-            amounts = _holds(pod)
+            amounts = holds(pod)
             _add(self.ours if is_ours else self.foreign, node, amounts, sign)
             if is_ours:
                 workers = self.workers.setdefault(node, {})
@@ -299,10 +320,6 @@ def _fewest(missing: IntArray, workers: list[IntArray]) -> list[int]:
     return going
 
 
-def _holds(pod: Pod) -> Amounts:
-    return pod.requests | {POD_COUNT: 1}
-
-
 def _keep(kept: dict[str, _V], uid: str, value: _V, sign: int) -> None:
     if sign > 0:
         kept[uid] = value
@@ -314,7 +331,9 @@ def _add(totals: dict[str, Amounts], node: str, amounts: Amounts, sign: int) -> 
     total = totals.setdefault(node, {})
     for name, amount in amounts.items():
         total[name] = total.get(name, 0) + sign * amount
-    if not total[POD_COUNT]:
+        if not total[name]:
+            del total[name]
+    if not total:
         del totals[node]
 
 

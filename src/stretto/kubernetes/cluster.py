@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from stretto.backends import protocol
-from stretto.kubernetes import capacity, pods
+from stretto.kubernetes import capacity, pods, quantities
 from stretto.kubernetes.client import Api
 from stretto.kubernetes.fitting import Fitting
 from stretto.kubernetes.kinds import ELASTIC_JOBS, NODES, PODS
-from stretto.kubernetes.model import ElasticJob, Node, Pod
+from stretto.kubernetes.model import Amounts, ElasticJob, Node, Pod
 from stretto.kubernetes.watching import Watched
 
 CPU_POOL = "cpu"
@@ -38,7 +38,11 @@ class Cluster:
         self._pods: Watched[Pod] = Watched(api, PODS)
         self.worker_pods: dict[str, Pod] = {}
         """Pods of our workers, by launch."""
+        self.held: dict[str, Amounts] = {}
+        """What those of them hold that have not ended, by launch. Those of one size share it."""
+        self._sizes: dict[tuple[tuple[str, int], ...], Amounts] = {}
         self._by_job: dict[tuple[str, str], dict[str, Pod]] = {}
+        self._largest: dict[tuple[str, str], Amounts] = {}
         self._usage = capacity.Usage(pods.is_worker)
         self._away: dict[str, float] = {}
         """Nodes that are not ready, and since when we know."""
@@ -74,6 +78,16 @@ class Cluster:
     def pods_of(self, namespace: str, job: str) -> list[Pod]:
         return list(self._by_job.get((namespace, job), {}).values())
 
+    def largest(self, namespace: str, job: str) -> Amounts:
+        """What the largest pod of a job holds now; of each resource."""
+        known = self._largest.get((namespace, job))
+        if known is None:
+            known = {}
+            for launch in self._by_job.get((namespace, job), ()):
+                known = capacity.larger(known, self.held.get(launch, {}))
+            self._largest[namespace, job] = known
+        return known
+
     def nodes(self) -> Iterable[Node]:
         return self._nodes.items.values()
 
@@ -105,9 +119,9 @@ class Cluster:
             self._choices = self._room.choices
         return self._room
 
-    def pool(self, node: Node) -> str:
+    def _type(self, node: Node, there: Amounts) -> str:
         """The type of its devices."""
-        if not node.allocatable.get(self.gpu_resource, 0):
+        if not there.get(self.gpu_resource, 0):
             return CPU_POOL
         return next((node.labels[label] for label in _TYPE_LABELS if label in node.labels), GPU_POOL)
 
@@ -115,7 +129,7 @@ class Cluster:
         """The types of all nodes, in the order of `fitting`."""
         fitting = self.fitting()
         if self._types is None:
-            self._types = tuple(self.pool(node) for node in fitting.nodes)
+            self._types = tuple(map(self._type, fitting.nodes, fitting.allocatable))
         return self._types
 
     def pools(self) -> tuple[str, ...]:
@@ -126,13 +140,13 @@ class Cluster:
         return tuple(
             protocol.Node(
                 name=node.name,
-                pool=self.pool(node),
+                pool=kind,
                 devices=there.get(self.gpu_resource, 0),
                 cpu_milli=there.get("cpu", 0),
                 memory_mib=there.get("memory", 0),
                 gpu_memory_mib=gpu_memory_mib(node),
             )
-            for node, there in zip(fitting.nodes, fitting.allocatable, strict=True)
+            for node, there, kind in zip(fitting.nodes, fitting.allocatable, self.types(), strict=True)
         )
 
     # What changes.
@@ -147,12 +161,19 @@ class Cluster:
                 self.changed()
             return
         launch = pods.launch_of(pod)
-        siblings = self._by_job.setdefault((pod.metadata.namespace, pod.metadata.labels.get(pods.JOB_LABEL, "")), {})
+        job = job_of(pod)
+        siblings = self._by_job.setdefault(job, {})
+        self._largest.pop(job, None)
         if new is None:
             self.worker_pods.pop(launch, None)
             siblings.pop(launch, None)
         else:
             self.worker_pods[launch] = siblings[launch] = new
+        if new is None or new.is_terminal:
+            self.held.pop(launch, None)
+        else:
+            held = capacity.holds(new)
+            self.held[launch] = self._sizes.setdefault(tuple(sorted(held.items())), held)
         for listener in self._worker_listeners:
             listener(old, new)
 
@@ -167,9 +188,14 @@ class Cluster:
             self.changed()
 
 
+def job_of(worker: Pod) -> tuple[str, str]:
+    """The ElasticJob that a worker belongs to, by namespace and name."""
+    return worker.metadata.namespace, worker.metadata.labels.get(pods.JOB_LABEL, "")
+
+
 def gpu_memory_mib(node: Node) -> int:
     text = node.labels.get(_MEMORY_LABEL, "")
-    return int(text) if text.isdecimal() else 0
+    return min(int(text), quantities.MOST_COUNTED) if text.isdecimal() else 0
 
 
 def _matters(pod: Pod) -> tuple[object, ...]:

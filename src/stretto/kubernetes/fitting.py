@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.kubernetes import quantities
 from stretto.kubernetes.model import Amounts, Node, NodeSelectorTerm, PodSpec, Requirement, Taint, Toleration
 
 BoolArray: TypeAlias = NDArray[np.bool_]
@@ -106,7 +107,7 @@ class Fitting:
     @cached_property
     def allocatable(self) -> tuple[Amounts, ...]:
         """What pods may use of each node."""
-        return tuple(node.allocatable for node in self.nodes)
+        return tuple(_offers(node) for node in self.nodes)
 
     def mask(self, asked: Constraints) -> BoolArray:
         """For each node whether it would do. Not to be written to."""
@@ -155,6 +156,14 @@ class Fitting:
                 if key in node.labels:
                     known.setdefault(node.labels[key], []).append(place)
         return known
+
+
+def _offers(node: Node) -> Amounts:
+    """Nothing, where it says what cannot be understood."""
+    try:
+        return quantities.counted(node.allocatable)
+    except ValueError:
+        return {}
 
 
 def _is_tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:

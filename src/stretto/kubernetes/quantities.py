@@ -7,9 +7,13 @@ asked for is rounded up to whole units; what there is may be rounded down. `Valu
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
+
+MOST_COUNTED = 2**40
+"""Of what others wrote no more is counted: no machine has as much, and sums over a cluster stay within 64 bits."""
 
 _NANO = 10**9
 _MIB = 2**20
@@ -60,6 +64,11 @@ def nanos(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{_quoted(value)} is not a quantity; write a number, or a text such as 500m or 4Gi")
     return _parsed(str(value))
+
+
+def counted(amounts: Mapping[str, int]) -> dict[str, int]:
+    """What there is to count of some resources."""
+    return {name: min(amount, MOST_COUNTED) for name, amount in amounts.items() if amount}
 
 
 def milli_text(value: int) -> str:

@@ -63,9 +63,9 @@ def command(file: JobFile, folder: Path, env: Mapping[str, str]) -> tuple[str, .
         return argv(file.run, env)
     done = shlex.quote(str(folder / "setup.done"))
     setup = f"if [ ! -e {done} ]; then\n{_line(file.setup)}\ntouch {done}\nfi"
-    return _shell(
-        f"flock {shlex.quote(str(folder / 'setup.lock'))} /bin/sh -ec {shlex.quote(setup)} || exit\n{_line(file.run)}"
-    )
+    lock = shlex.quote(str(folder / "setup.lock"))
+    failed = "{ code=$?; echo \"its setup ended with exit code $code\" >&2; exit $code; }"
+    return _shell(f"flock {lock} /bin/sh -ec {shlex.quote(setup)} || {failed}\n{_line(file.run)}")
 
 
 def argv(command: str | tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
