@@ -11,8 +11,8 @@ import msgspec
 from fastapi import APIRouter, Query, Response, WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
-from stretto.api import logs, problems
-from stretto.api.describing import text_answer
+from stretto.api import answers, logs, problems
+from stretto.api.describing import ERRORS, text_answer
 from stretto.api.jobs import LARGEST, number
 from stretto.api.parts import Parts, Server, Viewer, parts_of
 from stretto.errors import NotFound, StrettoError, UsageError
@@ -20,9 +20,24 @@ from stretto.jobs.model import Job
 
 _LIMIT = 2**20
 _LARGEST_LIMIT = 16 * 2**20
+_FARTHEST = LARGEST - _LARGEST_LIMIT
+"""Beyond it an operating system cannot read."""
 _MOST_LINES = 100_000
 _LOOK_S = 0.05
 _CHUNK = 2**16
+_LONGEST_CHARACTER = 4
+
+
+class LogPage(msgspec.Struct, frozen=True):
+    """A part of what all workers, or one of them, have written."""
+
+    text: str
+    next: str | None
+    """Where the rest begins; null: there is none."""
+
+
+_SCHEMA = msgspec.json.schema(LogPage)["$defs"]["LogPage"]
+_PAGE = {"description": "A part of the log.", "content": {"application/json": {"schema": _SCHEMA}}}
 
 router = APIRouter(tags=["logs"])
 
@@ -34,7 +49,7 @@ async def read_logs(
     job: str,
     worker: Annotated[str | None, Query(description="All of them, if not given.")] = None,
     tail: Annotated[int | None, Query(ge=0, le=_MOST_LINES, description="The last so many lines.")] = None,
-    offset: Annotated[int | None, Query(ge=0, le=LARGEST, description="From this byte on; of one worker.")] = None,
+    offset: Annotated[int | None, Query(ge=0, le=_FARTHEST, description="From this byte on; of one worker.")] = None,
     limit: Annotated[int, Query(ge=1, le=_LARGEST_LIMIT, description="Bytes.")] = _LIMIT,
 ) -> Response:
     """Logs as text."""
@@ -49,6 +64,21 @@ async def read_logs(
         headers = {"Log-Offset": str(text.offset), "Log-Next": str(text.next)}
         return Response(text.text.encode(), 200, headers, "text/plain")
     return Response(await asyncio.to_thread(_read_all, folder, tail, limit), media_type="text/plain")
+
+
+@router.get("/v1/jobs/{job}/logs/pages", responses={200: _PAGE, **ERRORS})
+async def page_logs(
+    server: Server,
+    caller: Viewer,
+    job: str,
+    worker: Annotated[str | None, Query(description="All of them, if not given.")] = None,
+    tail: Annotated[int | None, Query(ge=0, le=_MOST_LINES, description="The last so many lines of each.")] = None,
+    cursor: Annotated[str | None, Query(description="`next` of the page before.")] = None,
+    limit: Annotated[int, Query(ge=_LONGEST_CHARACTER, le=_LARGEST_LIMIT, description="Bytes.")] = _LIMIT,
+) -> Response:
+    """The whole log, page by page: what the pages say, one after the other, is all there is."""
+    folder = _folder(server, await server.plane.job(job))
+    return answers.json(await asyncio.to_thread(_page, folder, worker, tail, cursor, limit))
 
 
 @router.websocket("/v1/jobs/{job}/logs/follow")
@@ -174,3 +204,48 @@ def _read_all(folder: logs.LogFolder, tail: int | None, limit: int) -> bytes:
             text = _read(folder, name, tail, None, max(1, limit // len(names)), True).text
             parts.append(f"==> {name} <==\n{text}" if len(names) > 1 else text)
     return "\n".join(parts).encode()
+
+
+def _page(folder: logs.LogFolder, worker: str | None, tail: int | None, cursor: str | None, limit: int) -> LogPage:
+    """One worker after the other, from where the page before ended, as far as the limit goes."""
+    names = folder.workers() if worker is None else [worker]
+    begun, rest = _position(cursor, names)
+    parts: list[str] = []
+    for name in names[names.index(begun) :] if begun else names:
+        try:
+            text, end = _part(folder, name, tail, rest if name == begun else None, max(limit, _LONGEST_CHARACTER))
+        except NotFound:
+            if worker is not None:
+                raise
+            continue
+        if name != begun and len(names) > 1:
+            parts.append(f"==> {name} <==\n" if name == names[0] else f"\n==> {name} <==\n")
+        parts.append(text.text)
+        if text.next < end:
+            return LogPage("".join(parts), f"{name}:{text.next}:{end}")
+        limit -= text.next - text.offset
+    return LogPage("".join(parts), None)
+
+
+def _part(
+    folder: logs.LogFolder, worker: str, tail: int | None, rest: tuple[int, int] | None, limit: int
+) -> tuple[logs.Text, int]:
+    """And where it ended when its first part was read: who writes faster than it is read would be read for ever."""
+    fd = folder.open(worker)
+    try:
+        size = os.fstat(fd).st_size
+        offset, end = rest or (0 if tail is None else logs.tail_offset(fd, tail), size)
+        return logs.read(fd, offset, limit, final=True), min(end, size)
+    finally:
+        os.close(fd)
+
+
+def _position(cursor: str | None, names: list[str]) -> tuple[str, tuple[int, int]]:
+    """Whose log is read in part, from which byte on, and where it ends."""
+    if cursor is None:
+        return "", (0, 0)
+    name, _, rest = cursor.partition(":")
+    offset, _, end = rest.partition(":")
+    if name not in names:
+        raise UsageError(f"cursor: {cursor!r} is not one of ours", hint="use what an earlier answer said")
+    return name, (min(number(offset, "cursor"), _FARTHEST), number(end, "cursor"))

@@ -6,13 +6,13 @@ Bad input never ends in a traceback: errors of ours are printed with their hint 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
 import stretto
+from stretto.cli import streams
 from stretto.errors import StrettoError
 
 app = App(
@@ -67,26 +67,31 @@ def version() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; gives the exit code."""
+    streams.prepare()
     try:
         code = app(arguments, exit_on_error=False, print_error=False)
-        sys.stdout.flush()
+        with streams.unread(sys.stdout):
+            sys.stdout.flush()
     except CycloptsError as error:
         return _complain(str(error), "stretto --help, or --help after any command, says what there is", 2)
     except StrettoError as error:
         return _complain(error.message, error.hint, error.exit_code)
     except BrokenPipeError:
         # The reader of our output has gone (`| head`): not an error, and there is nobody to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.silence(sys.stdout)
         return 0
     except OSError as error:
         return _complain(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), "", 1)
+    except UnicodeError as error:
+        return _complain(f"this is not text that can be read or sent: {error}", "use UTF-8", 2)
     except KeyboardInterrupt:
         return _complain("interrupted", "", 130)
     return code if isinstance(code, int) else 0
 
 
 def _complain(message: str, hint: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    if hint:
-        print(f"  hint: {hint}", file=sys.stderr)
+    with streams.unread(sys.stderr):
+        print(f"error: {message}", file=sys.stderr)
+        if hint:
+            print(f"  hint: {hint}", file=sys.stderr)
     return code

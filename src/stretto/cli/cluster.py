@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from stretto.cli import show, words
-from stretto.cli.options import HERE, Connection, Json
+from stretto.cli.options import HERE, Connection, Json, policy_for_server
 from stretto.errors import UsageError
 
 token = App(name="token", help="Tokens: create, list, revoke.", help_format="plaintext")
@@ -43,7 +43,7 @@ def policy_get(*, json: Json = False, connection: Connection = HERE) -> None:
 
 
 def policy_set(
-    name: Annotated[str, Parameter(help="A policy's name; `stretto policy list` lists them.")],
+    name: Annotated[str, Parameter(help="A policy's name (`stretto policy list` lists them), or file.py[:name].")],
     /,
     *,
     set_: Annotated[
@@ -55,7 +55,7 @@ def policy_set(
 ) -> None:
     """Change the policy while jobs run."""
     with connection.client() as client:
-        _print_policy(client.set_policy(name, words.pairs(set_), placement=placement), json)
+        _print_policy(client.set_policy(policy_for_server(name), words.pairs(set_), placement=placement), json)
 
 
 def forecast(*, json: Json = False, connection: Connection = HERE) -> None:

@@ -3,6 +3,8 @@
 Ctrl-C is taken between two pieces of the log, never in the middle of a call. The first one asks, at a terminal,
 whether to cancel the job or to leave it to itself; elsewhere it cancels. One more cancels at once, another one leaves
 without waiting for the end.
+
+Who reads the log may leave before the end (`| head`): the job is followed all the same, for its exit code.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from stretto.cli import show, words
+from stretto.cli import show, streams, words
 from stretto.errors import Conflict, Unavailable
 
 if TYPE_CHECKING:
@@ -49,7 +51,8 @@ def follow(client: Client, job: Job, json: bool) -> int:
             screen.finish()
         ended = client.wait(job)
     if json:
-        show.as_json({"job": ended})
+        with streams.unread(sys.stdout):
+            show.as_json({"job": ended})
     show.note(words.outcome(ended))
     return exit_code(ended)
 
@@ -117,11 +120,10 @@ def _wants_to_leave(job: Job, interrupts: Interrupts) -> bool:
 class Screen:
     """The log, and a line below it that is drawn again and again."""
 
-    def __init__(self, job: Job, json: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
+    def __init__(self, job: Job, json: bool) -> None:
         self.cancelled = False
         self._job, self._json = job, json
-        self._out, self._err = out or sys.stdout, err or sys.stderr
-        self._live = self._err.isatty()
+        self._live = sys.stderr.isatty()
         self._lines = Lines(prefixed=job.max_workers > 1)
         self._looked_s = 0.0
         self._drawn = False
@@ -130,11 +132,12 @@ class Screen:
         if not piece.text:
             return
         self.clear()
-        if self._json:
-            show.as_json({"worker": piece.worker, "text": piece.text})
-        else:
-            self._out.write(self._lines.add(piece.worker, piece.text))
-        self._out.flush()
+        with streams.unread(sys.stdout):
+            if self._json:
+                show.as_json({"worker": piece.worker, "text": piece.text})
+            else:
+                sys.stdout.write(self._lines.add(piece.worker, piece.text))
+            sys.stdout.flush()
 
     def look(self, client: Client) -> None:
         """Once a second, at a terminal: how far it is."""
@@ -151,23 +154,24 @@ class Screen:
 
     def clear(self) -> None:
         if self._drawn:
-            self._err.write("\r\x1b[2K")
-            self._err.flush()
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
             self._drawn = False
 
     def finish(self) -> None:
         self.clear()
         rest = self._lines.rest()
         if rest and not self._json:
-            self._out.write(rest)
-            self._out.flush()
+            with streams.unread(sys.stdout):
+                sys.stdout.write(rest)
+                sys.stdout.flush()
 
     def _draw(self, line: str) -> None:
         import shutil
 
         width = shutil.get_terminal_size().columns - 1
-        self._err.write(f"\r\x1b[2K\x1b[2m{line[:width]}\x1b[0m")
-        self._err.flush()
+        sys.stderr.write(f"\r\x1b[2K\x1b[2m{line[:width]}\x1b[0m")
+        sys.stderr.flush()
         self._drawn = True
 
 

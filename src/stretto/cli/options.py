@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias, cast
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from stretto.errors import UsageError
 
@@ -39,6 +40,20 @@ JobRef: TypeAlias = Annotated[
 JobRefs: TypeAlias = Annotated[str, Parameter(help="Their numbers or names.")]
 
 
+def _folder(_: type, tokens: Sequence[Token]) -> Path:
+    """An empty text would be the current folder, and is some variable that was not set."""
+    if not tokens[0].value:
+        raise UsageError(f"{tokens[0].keyword}: no folder is given", hint="give one, or leave out the option")
+    return Path(tokens[0].value)
+
+
+DATA: Final = Parameter(
+    name="--data",
+    converter=_folder,
+    help="The server's data directory; default: STRETTO_HOME, or ~/.local/share/stretto.",
+)
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Connection:
@@ -48,10 +63,7 @@ class Connection:
     server: Annotated[
         str | None, Parameter(name="--server", help="http://HOST:PORT; default: STRETTO_SERVER, or the one of --data.")
     ] = None
-    data: Annotated[
-        Path | None,
-        Parameter(name="--data", help="The server's data directory; default: STRETTO_HOME, or ~/.local/share/stretto."),
-    ] = None
+    data: Annotated[Path | None, DATA] = None
 
     def client(self) -> Client:
         from stretto.client import Client
@@ -119,3 +131,12 @@ class Place(Connection):
 
 
 SOMEWHERE = Place()
+
+
+def policy_for_server(name: str) -> str:
+    """It is the server that loads a policy's file, and its folder is another one."""
+    path, colon, wanted = name.partition(".py:")
+    file = Path(path + ".py" if colon else name)
+    if file.suffix != ".py" or not file.is_file():
+        return name
+    return str(file.absolute()) + (f":{wanted}" if colon else "")

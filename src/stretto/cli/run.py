@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -12,7 +12,10 @@ from stretto.cli import following, show, words
 from stretto.cli.jobs import called
 from stretto.cli.options import SOMEWHERE, Json, Place
 from stretto.cli.submit import Env, asked_for, environment
-from stretto.errors import UsageError
+from stretto.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from stretto.client import Client, Job
 
 
 def run(
@@ -31,7 +34,9 @@ def run(
         Parameter(help="Resizes in process, by restart, or never. A range of workers means elastic."),
     ] = None,
     queue: str | None = None,
-    after: Annotated[list[str], Parameter(negative=(), help="Names of jobs that must have ended before.")] = [],  # noqa: B006
+    after: Annotated[
+        list[str], Parameter(negative=(), help="Numbers or names of jobs that must have ended before; may be repeated.")
+    ] = [],  # noqa: B006
     deadline: Annotated[str | None, Parameter(help="Should be done so long after submission, such as 4h.")] = None,
     stop_after: Annotated[str | None, Parameter(help="End it after so much run time, such as 2h.")] = None,
     grace: Annotated[str | None, Parameter(help="Time between the polite and the hard stop, such as 1m.")] = None,
@@ -54,11 +59,12 @@ def run(
     resources = {"gpu": gpu, "gpu_memory": gpu_memory, "cpu": cpu, "memory": memory}
     fields = {
         "run": argv(command, "" if on_server else "python"), "name": name, "image": image, "priority": priority,
-        "level": level, "queue": queue, "after": after,
+        "level": level, "queue": queue,
         "labels": words.pairs(label), "deadline": deadline, "stop": _given({"after": stop_after, "grace": grace}),
         "resources": _given(resources), **sizes(workers),
     }  # fmt: skip
     with place.client() as client:
+        fields["after"] = names(client, after) if on_server else after
         job = client.submit(_given(fields), env=environment(env) if on_server else asked_for(env))
         if detach:
             show.as_json(job) if json else print(f"job {called(job)} submitted")
@@ -82,8 +88,29 @@ def argv(command: tuple[str, ...], python: str = "") -> list[str]:
 
 
 def sizes(workers: str) -> dict[str, Any]:
+    """A range makes it elastic, also one of a single size: that job is started as elastic ones are."""
     low, high = words.parse_sizes(workers)
-    return {"workers": low} if low == high else {"elastic": {"min": low, "max": high}}
+    return {"workers": low} if workers.strip().isdecimal() else {"elastic": {"min": low, "max": high}}
+
+
+def names(client: Client, refs: list[str]) -> list[str]:
+    """A job file knows others by their names. A job that has ended is not waited for: its name may be a newer one's."""
+    found: list[str] = []
+    for ref in refs:
+        job = _numbered(client, ref)
+        if job is None or not job.ended:
+            found.append(ref if job is None else job.name)
+    return found
+
+
+def _numbered(client: Client, ref: str) -> Job | None:
+    """None: it is a name."""
+    if not ref.isdecimal():
+        return None
+    try:
+        return client.job(ref)
+    except NotFound:
+        return None
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

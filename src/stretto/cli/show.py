@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from stretto.cli import streams
+
 if TYPE_CHECKING:
     from stretto.sim.engine import Progress
 
@@ -51,7 +53,8 @@ def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Seque
 
 def note(text: str) -> None:
     """Something beside the result."""
-    print(text, file=sys.stderr)
+    with streams.unread(sys.stderr):
+        print(text, file=sys.stderr)
 
 
 def now_s() -> float:

@@ -148,6 +148,8 @@ def _changed(source: Any, settings: dict[str, str]) -> dict[str, Any]:
 def _about(file: Path, error: SpecError) -> SpecError:
     """The server knows the text, not its name."""
     name = "standard input" if str(file) == "-" else str(file)
+    if error.message.startswith(f"{name}: "):
+        return error
     head, colon, rest = error.message.partition(":")
     message = f"{name}:{rest}" if colon and head in ("job file", "job") else f"{name}: {error.message}"
     return SpecError(message, hint=error.hint, problems=error.problems)

@@ -39,12 +39,15 @@ def logs(
         if follow:
             _follow(client.follow(found, worker=worker, tail=tail), found.max_workers > 1 and worker is None, json)
             return
-        text = client.logs(found, worker=worker, tail=tail)
-    if json:
-        show.as_json({"job": found.id, "worker": worker, "text": text})
-    else:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        texts: Iterable[str] = (
+            client.log_pages(found, worker=worker, tail=tail)
+            if place.cluster is None
+            else [client.logs(found, worker=worker, tail=tail)]
+        )
+        if json:
+            show.as_json({"job": found.id, "worker": worker, "text": "".join(texts)})
+        else:
+            sys.stdout.writelines(texts)
 
 
 def events(

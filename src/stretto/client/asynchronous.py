@@ -125,6 +125,14 @@ class AsyncClient:
     ) -> str:
         return await self._do(calls.logs(ref, worker, tail, offset, limit))
 
+    async def log_pages(self, ref: Ref, *, worker: str | None = None, tail: int | None = None) -> AsyncIterator[str]:
+        cursor: str | None = None
+        while True:
+            page = await self._do(calls.log_page(ref, worker, tail, cursor))
+            yield page.text
+            if (cursor := page.next) is None:
+                return
+
     async def follow(
         self,
         ref: Ref,

@@ -14,7 +14,20 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 from stretto.client import surroundings
-from stretto.client.documents import Cluster, Document, Event, Forecast, Job, Node, Page, Policy, Preview, Token, Why
+from stretto.client.documents import (
+    Cluster,
+    Document,
+    Event,
+    Forecast,
+    Job,
+    LogPage,
+    Node,
+    Page,
+    Policy,
+    Preview,
+    Token,
+    Why,
+)
 from stretto.errors import SpecError, UsageError
 
 T = TypeVar("T")
@@ -142,6 +155,11 @@ def logs(
     return Call("GET", f"{_job(ref)}/logs", _text, query=query, safe=True)
 
 
+def log_page(ref: Ref, worker: str | None, tail: int | None, cursor: str | None) -> Call[LogPage]:
+    query = _given([("worker", worker), ("tail", tail), ("cursor", cursor)])
+    return Call("GET", f"{_job(ref)}/logs/pages", _reader(LogPage), query=query, safe=True)
+
+
 def follow(ref: Ref, worker: str | None, tail: int | None) -> Call[bytes]:
     """A WebSocket."""
     return Call("GET", f"{_job(ref)}/logs/follow", bytes, query=_given([("worker", worker), ("tail", tail)]), safe=True)
@@ -153,7 +171,7 @@ def nodes() -> Call[list[Node]]:
 
 def drain(node: str, verb: str) -> Call[Node]:
     """drain or undrain."""
-    return _post(f"/v1/nodes/{quote(node, safe='')}/{verb}", Node)
+    return _post(f"/v1/nodes/{_quoted(node)}/{verb}", Node)
 
 
 def policy() -> Call[Policy]:
@@ -183,7 +201,7 @@ def create_token(user: str, role: str, expires_s: float | None) -> Call[Token]:
 
 
 def revoke_token(id: str) -> Call[None]:
-    return Call("DELETE", f"/v1/tokens/{quote(id, safe='')}", _nothing)
+    return Call("DELETE", f"/v1/tokens/{_quoted(id)}", _nothing)
 
 
 _JSON = {"Content-Type": "application/json"}
@@ -219,7 +237,16 @@ def _post(
 def _envelope(source: Source, cwd: str | Path | None, env: Mapping[str, str] | None) -> dict[str, Any]:
     """The job file as it was written, and where it came from."""
     env = surroundings.captured() if env is None else dict(env)
-    return {"job": job_file(source), "cwd": str(Path(cwd or os.getcwd()).absolute()), "env": env}
+    return {"job": job_file(source), "cwd": _folder(cwd), "env": env}
+
+
+def _folder(cwd: str | Path | None) -> str:
+    try:
+        return str(Path(cwd or os.getcwd()).absolute())
+    except FileNotFoundError:
+        raise UsageError(
+            "the current folder does not exist any more", hint="a job runs where it was submitted: go to another folder"
+        ) from None
 
 
 def job_file(source: Source) -> Any:
@@ -244,7 +271,11 @@ def _read(path: Path) -> str:
 
 
 def _job(ref: Ref) -> str:
-    return f"/v1/jobs/{quote(_name(ref), safe='')}"
+    return f"/v1/jobs/{_quoted(_name(ref))}"
+
+
+def _quoted(name: str) -> str:
+    return quote(_utf8(name, "the name"), safe="")
 
 
 def _name(ref: Ref) -> str:
@@ -256,14 +287,37 @@ def _name(ref: Ref) -> str:
 
 
 def _given(query: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, str(value)) for name, value in query if value is not None)
+    return tuple((name, _utf8(str(value), name)) for name, value in query if value is not None)
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps(body, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
+        return json.dumps(_sendable(body), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"this cannot be sent as JSON: {error}", hint="use plain values") from None
+
+
+def _sendable(value: Any, what: str = "") -> Any:
+    """With every text in it as UTF-8; `what` is the path of its field."""
+    if isinstance(value, str):
+        return _utf8(value, _FIELDS.get(what, what.removeprefix("job.")))
+    if isinstance(value, Mapping):
+        # A key need not be text: what JSON makes of it is JSON's affair.
+        return {_sendable(key, what): _sendable(each, f"{what}.{key}".lstrip(".")) for key, each in value.items()}
+    return [_sendable(each, what) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+_FIELDS = {"cwd": "the current folder", "job": "the job file"}
+
+
+def _utf8(text: str, what: str) -> str:
+    """As Python reads arguments, variables and folders, bytes that the locale has no characters for are stand-ins. They
+    are UTF-8 nevertheless where it is only the locale that knows none."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        shown = text.encode("utf-8", "backslashreplace").decode().replace("\\udc", "\\x")
+        raise UsageError(f"{what}: '{shown}' is not UTF-8", hint="only text in UTF-8 can be sent") from None
 
 
 def _reader(kind: type[D]) -> Callable[[bytes], D]:

@@ -134,6 +134,13 @@ class Piece(NamedTuple):
     text: str
 
 
+class LogPage(Document):
+    """A part of a log, and where the rest begins."""
+
+    text: str
+    next: str | None
+
+
 class Page(NamedTuple, Generic[D]):
     """A part of a list, and where the rest begins."""
 

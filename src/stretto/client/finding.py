@@ -37,23 +37,41 @@ def find(
     folder = Path(data) if data is not None else data_folder(environment)
     here = _left_here(folder)
     # A data directory that was named is more than what the environment says in general.
-    url = _checked(server or (None if data is not None else environment.get("STRETTO_SERVER")) or here)
+    url = _address(server or (None if data is not None else environment.get("STRETTO_SERVER")) or here)
     if not url:
         raise Unavailable(
             f"no server is known here: {folder} has no server.json",
             hint="`stretto up -d` starts one; STRETTO_SERVER says where another is",
         )
     secret = token or environment.get("STRETTO_TOKEN") or ""
-    return Where(url, secret or (_read(folder / "token") if url == here else ""))
+    return Where(url, _secret(secret or (_read(folder / "token") if url == here else "")))
 
 
-def _checked(url: str | None) -> str:
-    if not url:
-        return ""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+def _address(url: str) -> str:
+    url = url.strip()
+    if url and not _is_address(url):
         raise UsageError(f"{url!r} is not the address of a server", hint="write it as http://HOST:PORT")
     return url.rstrip("/")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        host, _ = (parts.hostname or "").encode("idna"), parts.port
+    except ValueError:
+        return False
+    plain = url.isprintable() and " " not in url and parts.path.isascii()
+    return plain and bool(host) and parts.scheme in ("http", "https")
+
+
+def _secret(token: str) -> str:
+    """As it is sent in a header; without the end of the line that came with it out of some file."""
+    token = token.strip()
+    if not (token.isascii() and token.isprintable()):
+        raise UsageError(
+            "the token has characters in it that no token has", hint="see what STRETTO_TOKEN or the token file holds"
+        )
+    return token
 
 
 def _left_here(folder: Path) -> str:

@@ -171,6 +171,15 @@ class Client:
     ) -> str:
         return self._do(calls.logs(ref, worker, tail, offset, limit))
 
+    def log_pages(self, ref: Ref, *, worker: str | None = None, tail: int | None = None) -> Iterator[str]:
+        """All that was written, however long, in parts: one worker after the other."""
+        cursor: str | None = None
+        while True:
+            page = self._do(calls.log_page(ref, worker, tail, cursor))
+            yield page.text
+            if (cursor := page.next) is None:
+                return
+
     def follow(
         self,
         ref: Ref,
