@@ -83,9 +83,7 @@ class Machine:
 
 
 @contextlib.asynccontextmanager
-async def machine_of(
-    folder: Path, shape: str = "1x4", *, policy: str = "", **more: Any
-) -> AsyncIterator[Machine]:
+async def machine_of(folder: Path, shape: str = "1x4", *, policy: str = "", **more: Any) -> AsyncIterator[Machine]:
     """Opened on a data directory that may have been used before; closed without ending what runs."""
     data = folder / "data"
     data.mkdir(exist_ok=True)

@@ -64,7 +64,7 @@ def command(file: JobFile, folder: Path, env: Mapping[str, str]) -> tuple[str, .
     done = shlex.quote(str(folder / "setup.done"))
     setup = f"if [ ! -e {done} ]; then\n{_line(file.setup)}\ntouch {done}\nfi"
     lock = shlex.quote(str(folder / "setup.lock"))
-    failed = "{ code=$?; echo \"its setup ended with exit code $code\" >&2; exit $code; }"
+    failed = '{ code=$?; echo "its setup ended with exit code $code" >&2; exit $code; }'
     return _shell(f"flock {lock} /bin/sh -ec {shlex.quote(setup)} || {failed}\n{_line(file.run)}")
 
 
