@@ -10,7 +10,7 @@ import pytest
 from memory_api import NAMESPACE, PATIENCE_S, Request, Stage, play, until
 
 from stretto.kubernetes import controller as controllers
-from stretto.kubernetes import keeping, pods
+from stretto.kubernetes import keeping, pods, worker_secrets
 from stretto.kubernetes.controller import Anew, Controller
 from stretto.kubernetes.kinds import ELASTIC_JOBS, PODS, SECRETS
 from stretto.kubernetes.problems import ApiError, Invalid, Refused
@@ -25,6 +25,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         (controllers, "_REVISIT_S", 0.05),
         (controllers, "_LONGEST_ADOPTION_S", 0.5),
         (keeping, "_AGAIN_S", 0.02),
+        (worker_secrets, "_AGAIN_S", 0.02),
         (keeping, "_LONGEST_AGAIN_S", 0.02),
         (keeping, "_PATIENCE_S", 0.02),
     ):
@@ -250,6 +251,7 @@ def test_the_level_of_a_job_that_was_scaled_to_one_size_stays() -> None:
         async with stage.controller() as controller:
             (active,) = controller.book
             assert (active.job.level, active.request.level) == ("elastic", "elastic")
+            assert active.job.secret
 
     play(story)
 

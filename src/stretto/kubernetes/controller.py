@@ -9,10 +9,7 @@ server's.
 from __future__ import annotations
 
 import asyncio
-import base64
-import contextlib
 import logging
-import secrets
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,20 +21,18 @@ from stretto import plugins
 from stretto.control.coordination import Socket
 from stretto.core.request import JobRequest
 from stretto.core.snapshot import GPU
-from stretto.errors import Conflict, SpecError, StrettoError
+from stretto.errors import SpecError, StrettoError
 from stretto.jobs import events as e
 from stretto.jobs.model import Context, Job, Level
-from stretto.kubernetes import elastic_job, pods, status
+from stretto.kubernetes import elastic_job, pods, status, worker_secrets
 from stretto.kubernetes.backend import ClusterBackend
 from stretto.kubernetes.client import Api
 from stretto.kubernetes.cluster import Cluster
 from stretto.kubernetes.events import Announcer
-from stretto.kubernetes.fields import API_VERSION, GPU_RESOURCE, KIND
+from stretto.kubernetes.fields import GPU_RESOURCE
 from stretto.kubernetes.keeping import Card, Fenced, term_of
-from stretto.kubernetes.kinds import SECRETS
 from stretto.kubernetes.learned import Learned
 from stretto.kubernetes.model import ElasticJob, Pod, PodSpec
-from stretto.kubernetes.problems import AlreadyExists, ObjectNotFound, Unreachable
 from stretto.kubernetes.register import Entry, Key, Register
 from stretto.kubernetes.service_keeping import ServiceKeeper
 from stretto.kubernetes.site import ClusterSite
@@ -201,8 +196,6 @@ class Controller:
             (worker for worker in found if not status.is_past(kept, worker)), key=lambda worker: worker.launched_s
         )
         workers += status.missing(kept, workers)
-        # Sizes may have been changed so that another level would be read from the object.
-        level = kept.get("level", level)
         known = status.known(kept, entry.file.model_dump(mode="json"), level, secret, workers)
         self.register.add(entry)
         self.loop.estimates.remember(entry.number, kept.get("speeds"))
@@ -224,7 +217,9 @@ class Controller:
             text = f"its pods go on without a controller until it is mended: {error.message}"
             self._tell_refusal(job, card, text)
             return None
-        secret = "" if entry.file.is_service else await self._secret(job, level)
+        # Sizes may have been changed so that another level would be read from the object.
+        level = (card.status.get("accounts") or {}).get("level", level)
+        secret = "" if entry.file.is_service else await worker_secrets.token(self._api, job, level)
         return entry, level, secret
 
     def _living(self, job: ElasticJob) -> list[Pod]:
@@ -335,7 +330,7 @@ class Controller:
             self.services.put(job, card)
             return
         try:
-            secret = await self._secret(job, level)
+            secret = await worker_secrets.token(self._api, job, level)
         except StrettoError as error:
             card.put({"phase": "Pending", "reason": "Trouble", "message": str(error)}, urgent=False)
             raise
@@ -472,27 +467,6 @@ class Controller:
         else:
             self.services.put(job, card)
 
-    # Secrets.
-
-    async def _secret(self, job: ElasticJob, level: Level) -> str:
-        """What the workers of a job prove themselves with; made once."""
-        if level != "elastic":
-            return ""
-        meta = job.metadata
-        name = pods.secret_name(meta.name)
-        while True:
-            try:
-                found = await self._api.get(SECRETS, name, meta.namespace)
-                if _is_of(found, meta.uid):
-                    return _token(found)
-                # Of an object that had its name before: it is about to go.
-                await asyncio.sleep(_AGAIN_S)
-            except ObjectNotFound:
-                with contextlib.suppress(AlreadyExists):
-                    await self._api.create(SECRETS, _secret_body(job, name), meta.namespace)
-            except Unreachable:
-                await asyncio.sleep(_AGAIN_S)
-
     # What is told.
 
     def _describe(self, job: Job, card: Card) -> dict[str, Any]:
@@ -552,36 +526,3 @@ def _is_known(job: ElasticJob) -> bool:
 
 def _has_ended(told: Mapping[str, Any]) -> bool:
     return told.get("phase") in status.ENDED
-
-
-def _is_of(secret: Mapping[str, Any], uid: str) -> bool:
-    """Whether it is that object's. Raises `Conflict` for one that nobody of ours has made."""
-    meta = secret["metadata"]
-    if not status.SECRET_LABEL.items() <= (meta.get("labels") or {}).items():
-        raise Conflict(f"there is a secret {meta['name']} that is not this job's", hint="delete it, or rename the job")
-    return any(owner.get("uid") == uid for owner in meta.get("ownerReferences") or ())
-
-
-def _token(secret: Mapping[str, Any]) -> str:
-    try:
-        return base64.b64decode((secret.get("data") or {})[pods.SECRET_KEY]).decode()
-    except (KeyError, ValueError):
-        raise Conflict(
-            f"the secret {secret['metadata']['name']} has no {pods.SECRET_KEY}", hint="delete it: it is made anew"
-        ) from None
-
-
-def _secret_body(job: ElasticJob, name: str) -> dict[str, Any]:
-    meta = job.metadata
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": meta.name, "uid": meta.uid, "controller": True}
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {
-            "name": name,
-            "namespace": meta.namespace,
-            "ownerReferences": [owner],
-            "labels": status.SECRET_LABEL,
-        },
-        "stringData": {pods.SECRET_KEY: secrets.token_urlsafe(32)},
-    }
