@@ -58,6 +58,11 @@ async def stepping(m: Machine, job: Job, steps: int) -> Job:
     return await m.until(job, lambda job: job.steps >= steps or job.ended, f"{steps} steps")
 
 
+def elsewhere(m: Machine, job: Job) -> str:
+    """A node that it is not on."""
+    return next(node.name for node in m.plane.backend.nodes() if node.name != job.workers[0].seat.node)
+
+
 def result(m: Machine, job: Job) -> tuple[float, int]:
     line = next(line for line in m.logs(job).splitlines() if line.startswith("result"))
     return float(line.split()[1]), int(line.split()[2])
@@ -142,8 +147,7 @@ def test_it_moves_to_another_node_without_a_stop(tmp_path: Path, script: Path) -
         async with machine_of(tmp_path, "2x1", warm=True) as m:
             job = await train(m, 80, high=1)
             now = await stepping(m, job, 10)
-            here = now.workers[0].seat.node
-            there = next(node.name for node in m.plane.backend.nodes() if node.name != here)
+            there = elsewhere(m, now)
             await m.plane.migrate(job.id, there, "me")
             moved = await m.until(job, lambda job: job.migrations == 1, "moved")
             assert [worker.seat.node for worker in moved.workers] == [there]
@@ -162,8 +166,7 @@ def test_one_that_is_suspended_while_it_moves_leaves_at_a_checkpoint(tmp_path: P
         async with machine_of(tmp_path, "2x1", warm=True) as m:
             job = await train(m, 80, high=1)
             now = await stepping(m, job, 10)
-            here = now.workers[0].seat.node
-            there = next(node.name for node in m.plane.backend.nodes() if node.name != here)
+            there = elsewhere(m, now)
             (tmp_path / "wait").touch()
             await m.plane.migrate(job.id, there, "me")
             await m.running(job, 2)
