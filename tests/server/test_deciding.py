@@ -204,6 +204,15 @@ def test_speeds_that_were_measured_change_what_is_believed() -> None:
     assert after.rates[0, after.curve[0], 4] / after.rates[0, after.curve[0], 1] < 1.3
 
 
+def test_a_measured_job_that_may_have_more_workers_gets_them_at_once() -> None:
+    """Also when nothing was measured since it was scaled."""
+    estimates, seats = Estimates(), tuple(Seat("node-0", (i,)) for i in range(2))
+    estimates.observe(1, "cpu", 2, 0.5)
+    for most in (2, 3, 8, 3):
+        verdicts, _ = decide([active(1, seats, name="grows", **elastic(1, most))], cluster(8), estimates=estimates)
+        assert sizes(verdicts) == {1: most}
+
+
 @pytest.mark.parametrize(("ran_s", "workers"), [(3.0, 4), (3600.0, 8)])
 def test_a_job_that_tells_nothing_is_as_old_as_it_is(ran_s: float, workers: int) -> None:
     """However short the jobs before it were: one that has run for an hour is worth a restart."""

@@ -50,7 +50,7 @@ class Estimates:
         self._numbers: dict[str, int] = {}
         self._own: dict[int, dict[str, Curve]] = {}
         self._rows: dict[Any, FloatArray] = {}
-        self._own_rows: dict[Any, FloatArray] = {}
+        self._own_rows: dict[int, dict[Any, FloatArray]] = {}
         self._history: History | None = None
         self.recall(learned or {})
 
@@ -134,8 +134,8 @@ class Estimates:
         return table, np.array(index, np.int64)
 
     def _row(self, shape: Shape, pools: tuple[str, ...]) -> FloatArray:
-        key: Any = self._key(shape), pools
-        rows, key = (self._own_rows, shape.job) if shape.job in self._own else (self._rows, key)
+        key = self._key(shape), pools
+        rows = self._own_rows.setdefault(shape.job, {}) if shape.job in self._own else self._rows
         if key not in rows:
             rows[key] = self._believed(shape, pools)
         return rows[key]
