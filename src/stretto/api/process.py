@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import getpass
 import http.client
 import json
@@ -36,6 +35,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 import stretto
+from stretto import tuning
 from stretto.backends.local.runs import FolderInUse, server_lock, serving
 from stretto.backends.local.supervisor import is_held
 from stretto.errors import NotFound, Occupied, StrettoError, Unavailable, UsageError
@@ -45,8 +45,6 @@ DEFAULT_PORT = 8470
 _DAY_S = 86400.0
 _TIDY_EVERY_S = 3600.0
 _LOOK_S = 0.02
-_GIVE_WAY_S = 0.0005
-_COLLECT = 20_000, 5, 100
 _LOG_BYTES = 8 * 2**20
 _PRUNED_AT_ONCE = 500
 
@@ -169,10 +167,7 @@ def _run(work: Any) -> Info:
 async def _serve(options: Options, ready: Callable[[Info], None], clock: Callable[[], float]) -> Info:
     from stretto.api.serving import HttpServer
 
-    # Policies think in a thread; who waits for it to give way waits so long each time, and the default is 5 ms.
-    sys.setswitchinterval(_GIVE_WAY_S)
-    # Ten thousand jobs are more than a million objects, none of them garbage: going through them takes 0.1 s.
-    gc.set_threshold(*_COLLECT)
+    tuning.for_serving()
     stop = _signals()
     data = Path(options.data).absolute()
     async with _opened(options, data, clock) as (app, listening, info):

@@ -1,7 +1,8 @@
 """A job as the control plane knows it: what was asked for, and what became of it so far.
 
 Frozen values; times are seconds since 1970 and come from outside. A `Job` is what its events make of it
-(`lifecycle.apply`), nothing else: the store keeps it beside them so that nobody has to read them all.
+(`lifecycle.apply`), nothing else: the store keeps it beside them so that nobody has to read them all. Values have no
+cycles, so the collector need not look at them: there are many.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ Level: TypeAlias = Literal["elastic", "restart", "rigid", "service"]
 ENDED: frozenset[Phase] = frozenset({"succeeded", "failed", "cancelled"})
 
 
-class Seat(msgspec.Struct, frozen=True, order=True):
+class Seat(msgspec.Struct, frozen=True, order=True, gc=False):
     """A place for one worker: the node's name, and which of its devices."""
 
     node: str
     devices: tuple[int, ...] = ()
 
 
-class Worker(msgspec.Struct, frozen=True, kw_only=True):
+class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A process that was launched and has not been seen to end."""
 
     name: str
@@ -42,7 +43,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """It was asked to although its job would go on."""
 
 
-class Context(msgspec.Struct, frozen=True, kw_only=True):
+class Context(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the submitter's surroundings contribute."""
 
     cwd: str
@@ -51,7 +52,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """Variables taken over from where it was submitted; those of the job file come on top."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     number: int
     """Ascending in order of submission; its id."""
     name: str

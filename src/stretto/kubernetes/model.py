@@ -25,11 +25,11 @@ Amounts = dict[str, int]
 """Resources by name: `cpu` in millicores, memory, storage and huge pages in MiB, everything else as a number."""
 
 
-class _Read(msgspec.Struct, rename="camel", frozen=True):
-    """Every struct here."""
+class _Read(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    """Every struct here. What is read from text has no cycles: the collector need not look at a whole cluster."""
 
 
-class OwnerReference(_Read, frozen=True, gc=False):
+class OwnerReference(_Read, frozen=True):
     kind: str = ""
     name: str = ""
     uid: str = ""
@@ -67,7 +67,7 @@ class ListMeta(_Read, frozen=True):
     remaining_item_count: int | None = None
 
 
-class Toleration(_Read, frozen=True, gc=False):
+class Toleration(_Read, frozen=True):
     key: str = ""
     operator: str = "Equal"
     value: str = ""
@@ -103,7 +103,7 @@ class _Resources(_Read, frozen=True):
     requests: dict[str, str] = {}
 
 
-class _Port(_Read, frozen=True, gc=False):
+class _Port(_Read, frozen=True):
     host_port: int = 0
 
 
@@ -114,7 +114,7 @@ class Container(_Read, frozen=True):
     ports: tuple[_Port, ...] = ()
 
 
-class _ClaimName(_Read, frozen=True, gc=False):
+class _ClaimName(_Read, frozen=True):
     claim_name: str = ""
 
 
@@ -124,7 +124,7 @@ class Volume(_Read, frozen=True):
     ephemeral: dict[str, Any] | None = None
 
 
-class _Gate(_Read, frozen=True, gc=False):
+class _Gate(_Read, frozen=True):
     name: str = ""
 
 
@@ -187,7 +187,7 @@ class Terminated(_Read, frozen=True):
     finished_at: datetime | None = None
 
 
-class Waiting(_Read, frozen=True, gc=False):
+class Waiting(_Read, frozen=True):
     reason: str = ""
     message: str = ""
 
@@ -248,7 +248,7 @@ class Pod(_Read, frozen=True):
         return _condition(self.status.conditions, kind)
 
 
-class Taint(_Read, frozen=True, gc=False):
+class Taint(_Read, frozen=True):
     key: str
     value: str = ""
     effect: str = ""

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import signal
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Callable, Coroutine
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 import uvloop
 
+from stretto import tuning
 from stretto.api.serving import HttpServer, address_of, bind
 from stretto.errors import StrettoError
 from stretto.kubernetes import access
@@ -28,8 +28,6 @@ from stretto.kubernetes.keeping import Fenced
 from stretto.kubernetes.leading import Leading
 from stretto.kubernetes.serving import Parts, application
 from stretto.tasks import stop
-
-_GIVE_WAY_S = 0.0005
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     """On the fastest event loop there is."""
-    # Policies think in a thread; who waits for it to give way waits so long each time, and the default is 5 ms.
-    sys.setswitchinterval(_GIVE_WAY_S)
+    tuning.for_serving()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)
 

@@ -72,15 +72,22 @@ def decide(policy: Policy, memory: Memory, place: str, view: Snapshot, seating: 
     seats = seating(view, placed, decision.pool)
     free = float(view.capacity.sum() - (placed.sum(axis=1) * view.width).sum()) / GPU
     turned_away = np.zeros(len(view), np.bool_) if decision.rejected is None else decision.rejected
-    columns = (view.job, placed.sum(axis=1), decision.workers, decision.pool, decision.reason, turned_away)
+    detail = decision.detail[:, 0], decision.detail[:, 1]
+    columns = (view.job, placed.sum(axis=1), decision.workers, decision.pool, decision.reason, *detail, turned_away)
     verdicts: dict[int, Verdict] = {}
-    for (first, second), number, got, wish, pool, code, gone in zip(
-        decision.detail.tolist(), *(column.tolist() for column in columns), strict=True
+    same: dict[tuple[object, ...], Verdict] = {}
+    for number, got, wish, pool, code, first, second, gone in zip(
+        *(column.tolist() for column in columns), strict=True
     ):
         if got != wish:
             code, first, second = reasons.fragmented(wish, got, free)
-        ground = Ground(code, first, second, "slot" if view.pools[max(pool, 0)] == "cpu" else "GPU")
-        verdicts[number] = Verdict(seats.get(number, ()), pool, ground, gone)
+        its = seats.get(number, ())
+        # Most of a long queue waits for the same reason.
+        verdict = same.get(key := (its, pool, code, first, second, gone))
+        if verdict is None:
+            ground = Ground(code, first, second, "slot" if view.pools[max(pool, 0)] == "cpu" else "GPU")
+            verdict = same[key] = Verdict(its, pool, ground, gone)
+        verdicts[number] = verdict
     return Outcome(verdicts, decision.memory, decision.wake_s)
 
 
@@ -124,7 +131,7 @@ def on_devices(
 ) -> dict[int, tuple[Seat, ...]]:
     """Seats with the devices of every worker. `held` are those that jobs have now, by number: they keep them."""
     at = {name: i for i, name in enumerate(view.nodes.name)}
-    row = {number: j for j, number in enumerate(view.job.tolist())}
+    row = {number: j for j, number in enumerate(view.job.tolist()) if number in held}
     taken = []
     for number, seats in held.items():
         if number not in row:
