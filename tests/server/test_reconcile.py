@@ -19,7 +19,7 @@ A, B, C, D = (Seat("node-0", (i,)) for i in range(4))
 
 
 def actions(situations: Sequence[Situation]) -> tuple[Action, ...]:
-    return reconcile.actions(situations, Devices(situations))
+    return reconcile.actions(situations, Devices)
 
 
 def worker(name: str, seat: Seat, leaving: str = "", at_s: float = 0.0) -> Worker:

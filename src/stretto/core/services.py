@@ -23,6 +23,8 @@ _JOB_COLUMNS = (
 
 def only(view: Snapshot, keep: BoolArray, capacity: IntArray | None = None) -> Snapshot:
     """The snapshot of some of the jobs, optionally with other capacity."""
+    if capacity is None and keep.all():
+        return view
     columns = {name: getattr(view, name)[keep] for name in _JOB_COLUMNS}
     for name in ("step", "reach"):
         columns[name] = None if getattr(view, name) is None else getattr(view, name)[keep]

@@ -285,7 +285,7 @@ class Loop:
             elif active.job.node:
                 self._look_at_move(active)
         situations = [self._situation(active) for active in concerned]
-        for action in reconcile.actions(situations, self.site.floor(situations)):
+        for action in reconcile.actions(situations, self.site.floor):
             active_now = self.book.active(action.job)
             if active_now is None:
                 continue

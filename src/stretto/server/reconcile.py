@@ -14,7 +14,7 @@ that waits, and is looked at again when somebody ends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -38,6 +38,12 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """Its workers end by themselves: none is launched in their place, none is asked to leave."""
     why: str = ""
     """What leavers are told."""
+
+    @property
+    def is_settled(self) -> bool:
+        """It has exactly what it should have, and nobody leaves."""
+        seats = tuple([worker.seat for worker in self.workers if not worker.leaving])
+        return len(seats) == len(self.workers) and seats == self.target
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -88,14 +94,16 @@ class Floor(Protocol):
         """The others that wait for this seat, by job number."""
 
 
-def actions(situations: Sequence[Situation], floor: Floor) -> tuple[Action, ...]:
+def actions(situations: Sequence[Situation], floor_of: Callable[[Sequence[Situation]], Floor]) -> tuple[Action, ...]:
     """What to do now, in this order."""
+    unsettled = [s for s in situations if not s.is_settled]
+    if not unsettled:
+        return ()
+    floor = floor_of(situations)
     stops: list[Action] = []
     shrinks: list[Action] = []
-    for s in situations:
+    for s in unsettled:
         staying = [worker for worker in s.workers if not worker.leaving]
-        if len(staying) == len(s.workers) and tuple(worker.seat for worker in staying) == s.target:
-            continue
         if not staying or (s.ending and s.target):
             continue
         if _ends_whole(s, staying):
@@ -107,7 +115,7 @@ def actions(situations: Sequence[Situation], floor: Floor) -> tuple[Action, ...]
                 shrinks.append(Shrink(s.job, leavers, len(staying) - len(leavers)))
     starts: list[Action] = []
     grows: list[Action] = []
-    for s in situations:
+    for s in unsettled:
         if s.paused or s.ending:
             continue
         seats = _missing(s, floor)

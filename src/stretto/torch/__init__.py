@@ -12,6 +12,7 @@ for batch in job.batches(dataset, size=256, epochs=10, seed=0, per_worker=64):
 """
 
 from stretto.torch.data import Batch
-from stretto.torch.job import Job, TrainingError, join
+from stretto.torch.job import Job, TrainingError
+from stretto.torch.joining import join
 
 __all__ = ["Batch", "Job", "TrainingError", "join"]

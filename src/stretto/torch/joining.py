@@ -1,0 +1,146 @@
+"""How a script joins the job that its process was started for: what the environment says, and how the process ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from stretto.runtime import address
+from stretto.runtime.channel import NoCoordinator
+from stretto.runtime.member import Evicted
+from stretto.runtime.messages import NOTICE, Bye
+from stretto.torch import virtual
+from stretto.torch.job import Job, TrainingError
+from stretto.torch.state import Holder
+from stretto.torch.world import World
+
+
+def join(
+    device: torch.device | str | None = None,
+    *,
+    consistency: str | None = None,
+    virtual_ranks: int = 8,
+    threads: int = 1,
+) -> Job:
+    """Join the job that this process was started for; outside Stretto, a world of one.
+
+    With `consistency="bitwise"` (or STRETTO_CONSISTENCY) the weights have the same bits for every number of workers up
+    to `virtual_ranks` and every history of resizes, at the cost of speed; `threads` is part of what fixes the bits.
+    """
+    global _joined
+    if _joined is not None:
+        raise TrainingError("join() was called twice", hint="keep what the first call returned")
+    chosen = _numbered(torch.device(device)) if device is not None else _device()
+    folder = os.environ.get("STRETTO_FOLDER")
+    url = os.environ.get("STRETTO_COORDINATOR")
+    holder = Holder()
+    chosen_consistency = consistency or os.environ.get("STRETTO_CONSISTENCY", "default")
+    if chosen_consistency not in ("default", "bitwise"):
+        raise TrainingError(f"unknown consistency {chosen_consistency!r}", hint="known: default, bitwise")
+    if chosen_consistency == "bitwise":
+        virtual.fix_kernels(threads)
+    world = None
+    if not url and (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
+        raise TrainingError(
+            f"this is one of {count} processes, but they have no coordinator: each would train alone",
+            hint="run it as an elastic job (`stretto run --workers 1..N`), or as one process",
+        )
+    if url:
+        notice = Path(folder) / NOTICE if folder else None
+        world = World(url, _given("STRETTO_WORKER"), _given("STRETTO_TOKEN"), _host(), chosen, holder, notice)
+        # In bitwise mode every member owns virtual ranks in every step.
+        world.overlap = chosen_consistency != "bitwise"
+        _open(world)
+    ranks = virtual_ranks if chosen_consistency == "bitwise" else 0
+    job = Job(chosen, Path(folder) if folder else None, world, holder, ranks)
+    _joined = job
+    if world is not None:
+        _end_with_a_word(job)
+        _leave_when_terminated(world)
+    return job
+
+
+_joined: Job | None = None
+
+
+def _end_with_a_word(job: Job) -> None:
+    """Tell the coordinator how the script ended."""
+    before = sys.excepthook
+    failed = threading.Event()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        failed.set()
+        job.close(Bye(reason="error", text="".join(traceback.format_exception(kind, error, trace))))
+
+    def finish() -> None:
+        if failed.is_set():
+            return
+        try:
+            job.close(Bye(reason="finished"))
+        except Exception:
+            # Too late to change the exit status in any other way.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    sys.excepthook = hook
+    atexit.register(finish)
+
+
+def _leave_when_terminated(world: World) -> None:
+    """SIGTERM becomes a planned leave at the next boundary, unless the script has a use for it."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: world.ask_to_leave())
+
+
+def _open(world: World) -> None:
+    try:
+        world.open(float(os.environ.get("STRETTO_CONNECT_S", "30")))
+    except NoCoordinator as error:
+        raise TrainingError(str(error), hint="is the job still there? look at STRETTO_COORDINATOR") from None
+    except Evicted as error:
+        raise TrainingError(
+            f"the coordinator does not take this worker: {error}",
+            hint="every worker needs a name of its own and the secret of its job (STRETTO_WORKER, STRETTO_TOKEN)",
+        ) from None
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """`cuda` is the GPU that this process uses: from now on always the same."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def _host() -> str:
+    """Where the other workers reach this one."""
+    name = os.environ.get("STRETTO_INTERFACE")
+    try:
+        return address.of_interface(name) if name else os.environ.get("STRETTO_HOST", "127.0.0.1")
+    except address.NoAddress as error:
+        raise TrainingError(str(error), hint="STRETTO_INTERFACE names a network interface of the workers") from None
+
+
+def _given(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise TrainingError(
+            f"the environment variable {name} is missing",
+            hint="start workers through Stretto, or unset STRETTO_COORDINATOR",
+        )
+    return value
