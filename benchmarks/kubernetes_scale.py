@@ -263,7 +263,9 @@ async def remove_pods(api: Api, seen: Bindings) -> None:
         with contextlib.suppress(ObjectNotFound):
             await api.delete(PODS, name, NAMESPACE, grace_s=0)
 
-    await together(remove(pod.metadata.name) for pod in seen.present)
+    # The watch may be behind: the last ones were made a moment ago.
+    while there := (await api.list(SEEN_PODS, NAMESPACE)).items:
+        await together(remove(pod.metadata.name) for pod in there)
     await seen.until(lambda: not seen.present, "the end of all pods")
     seen.clear()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -19,27 +19,35 @@ replacement has come."""
 
 
 class Ground:
-    """What is left of every node beside all our workers, seen or only launched."""
+    """What is left beside all our workers, seen or only launched, of the nodes on which something is to change."""
 
     def __init__(
         self,
         room: capacity.Room,
         situations: Sequence[reconcile.Situation],
-        asks: Mapping[int, Amounts],
+        asks: Callable[[int], Amounts],
         held: Mapping[str, Amounts],
         others: Iterable[tuple[str, Amounts]],
     ) -> None:
         """`asks`: what a worker to come takes, by job. `held`: what those take whose pods are known, by launch.
         `others`: nodes, and what pods of ours hold there that belong to none of these jobs."""
+        unsettled = [s for s in situations if not s.is_settled]
         column = {name: i for i, name in enumerate(room.resources)}
-        self._asks = {job: [(column[r], n) for r, n in some.items() if r in column] for job, some in asks.items()}
-        self._missing = {job: any(n and r not in column for r, n in some.items()) for job, some in asks.items()}
-        self._row = {name: row for row, name in enumerate(room.nodes)}
+        needs = {s.job: asks(s.job) for s in unsettled}
+        self._asks = {job: [(column[r], n) for r, n in some.items() if r in column] for job, some in needs.items()}
+        self._missing = {job: any(n and r not in column for r, n in some.items()) for job, some in needs.items()}
+        concerned = {seat.node for s in unsettled for seat in (*s.target, *(worker.seat for worker in s.workers))}
+        self._row = {name: row for row, name in enumerate(room.nodes) if name in concerned}
         self._claimed = Counter(claim.node for claim in room.claims if claim.how != "fits")
-        ours = ((w.seat.node, held.get(w.launch, asks[s.job])) for s in situations for w in s.workers)
+        ours = (
+            (w.seat.node, held[w.launch] if w.launch in held else asks(s.job))
+            for s in situations
+            for w in s.workers
+            if w.seat.node in concerned
+        )
         self._left = self._beside(room, chain(others, ours))
         self._wanted: dict[str, set[int]] = {}
-        for s in situations:
+        for s in unsettled:
             for seat in reconcile.uncovered(s.target, (worker.seat for worker in s.workers)):
                 if not self.fits(s, seat):
                     self._wanted.setdefault(seat.node, set()).add(s.job)

@@ -9,6 +9,7 @@ are there: a template may have been changed since, and admission may make pods l
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -79,7 +80,7 @@ class ClusterSite:
 
     def floor(self, situations: Sequence[reconcile.Situation]) -> reconcile.Floor:
         held, where = self._cluster.held, self._cluster.worker_pods
-        asks = {s.job: self._needs(self._register.get(s.job)) for s in situations}
+        asks = functools.cache(lambda job: self._needs(self._register.get(job)))
         known = {worker.launch for s in situations for worker in s.workers}
         others = [(where[launch].spec.node_name, amounts) for launch, amounts in held.items() if launch not in known]
         return Ground(self._cluster.room(anew=False), situations, asks, held, others)
