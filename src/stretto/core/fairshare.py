@@ -147,9 +147,16 @@ def _age_in_past(past: FloatArray, done: FloatArray, age_s: FloatArray, progress
 def _past(world: FairWorld, passed_s: float) -> FloatArray:
     """The table of progress, with the ages that were reached since the last look."""
     past = world.past if world.past.shape[1] else np.full((len(world.job), len(_AGES_S)), np.inf)
-    since_s = _AGES_S - (world.at_s - world.submit_s)[:, None]
-    reached = (since_s > 0) & (since_s <= passed_s) & np.isinf(world.ended_s)[:, None]
-    filled: FloatArray = np.where(reached, world.progress[:, None] + world.speed[:, None] * since_s, past)
+    age_s = world.at_s - world.submit_s
+    after = np.searchsorted(_AGES_S, age_s, "right")
+    following_s = np.append(_AGES_S, np.inf)[after] - age_s
+    row = np.flatnonzero((following_s <= passed_s) & np.isinf(world.ended_s))
+    if not len(row):
+        return past
+    since_s = _AGES_S - age_s[row, None]
+    reached = (since_s > 0) & (since_s <= passed_s)
+    filled = past.copy()
+    filled[row] = np.where(reached, world.progress[row, None] + world.speed[row, None] * since_s, past[row])
     return filled
 
 

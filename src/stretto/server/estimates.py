@@ -121,8 +121,7 @@ class Estimates:
         rows: dict[object, int] = {}
         found: list[FloatArray] = []
         index: list[int] = []
-        for shape in jobs:
-            key = self._key(shape)
+        for key, shape in zip(self._keys(jobs), jobs, strict=True):
             if (at := rows.get(key)) is None:
                 at = rows[key] = len(found)
                 found.append(self._row(shape, pools))
@@ -134,17 +133,16 @@ class Estimates:
         return table, np.array(index, np.int64)
 
     def _row(self, shape: Shape, pools: tuple[str, ...]) -> FloatArray:
-        key = self._key(shape), pools
+        key = self._keys([shape])[0], pools
         rows = self._own_rows.setdefault(shape.job, {}) if shape.job in self._own else self._rows
         if key not in rows:
             rows[key] = self._believed(shape, pools)
         return rows[key]
 
-    def _key(self, shape: Shape) -> tuple[Any, ...]:
+    def _keys(self, shapes: Sequence[Shape]) -> list[tuple[Any, ...]]:
         """Itself, its class, or, where nothing is known of either, only its sizes and pools."""
-        if shape.job in self._own:
-            return shape
-        return shape[1:] if shape.klass in self._known else shape[2:]
+        own, known = self._own, self._known
+        return [shape if shape.job in own else shape[1:] if shape.klass in known else shape[2:] for shape in shapes]
 
     def _believed(self, shape: Shape, pools: tuple[str, ...]) -> FloatArray:
         """[pool, workers]: measured where it was; elsewhere as the formula has it, which is optimistic."""

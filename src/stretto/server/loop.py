@@ -207,7 +207,7 @@ class Loop:
 
     async def _decide(self) -> None:
         now_s = self.clock()
-        jobs = [active for _, active in sorted(self.book.jobs.items())]
+        jobs = [self.book.jobs[number] for number in sorted(self.book.jobs)]
         self.holds, most = view.held(jobs, self.book.names, self.rules.quotas, now_s)
         shown = [active for active in jobs if active.number not in self.holds] if self.holds else jobs
         for number, hold in self.holds.items():

@@ -226,8 +226,8 @@ def _placed(jobs: Sequence[Active], nodes: Nodes, most: Mapping[int, int]) -> In
     """[job, node] targets. A job that was asked to move counts as if it were there: placements keep what is placed."""
     at = {name: i for i, name in enumerate(nodes.name)}
     placed = np.zeros((len(jobs), len(nodes.name)), np.int64)
-    for j, active in enumerate(jobs):
-        for seat in kept(active, most.get(active.number)) if active.target else ():
+    for j, active in [(j, active) for j, active in enumerate(jobs) if active.target]:
+        for seat in kept(active, most.get(active.number)):
             node = active.job.node or seat.node
             if node in at:
                 placed[j, at[node]] += 1
