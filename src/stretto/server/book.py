@@ -117,6 +117,8 @@ class Book:
         not hold up the others."""
         self.store, self.clock, self._lane = store, clock, lane
         self.jobs: dict[int, Active] = {}
+        self.lively: dict[int, Active] = {}
+        """Those that do not only wait, perhaps with some that do by now. Most of a long queue only waits."""
         self.names: dict[str, int] = {}
         self.listeners: list[Listener] = []
         """Told of every event once it is durable, in order."""
@@ -166,11 +168,19 @@ class Book:
             entries.append(Entry(now_s, event, active.job))
         if any(isinstance(event, e.Scaled) for event in events):
             active.request = request_of(active.job, active.file)
+        self._sort(active)
         if active.job.ended:
             del self.jobs[number]
+            self.lively.pop(number, None)
             if self.names.get(active.job.name) == number:
                 del self.names[active.job.name]
         return self._write(number, entries)
+
+    def aim(self, active: Active, seats: tuple[Seat, ...], pool: int, ground: Reasoned) -> None:
+        """What a job should have from now on, and why."""
+        active.target, active.pool, active.ground = seats, pool, ground
+        if seats:
+            self.lively[active.number] = active
 
     def note(self, what: str, by: str = "", **data: object) -> asyncio.Future[None]:
         """Something that concerns no job."""
@@ -193,7 +203,16 @@ class Book:
         active.progress.metrics, active.progress.paused_s = dict(job.metrics), job.paused_s
         active.target = tuple(sorted(worker.seat for worker in job.workers if not worker.leaving))
         self.names[job.name] = job.number
+        self._sort(active)
         return active
+
+    def _sort(self, active: Active) -> None:
+        job = active.job
+        is_lively = job.workers or job.helpers or job.node or job.wish != "run" or job.level == "service"
+        if is_lively or active.target:
+            self.lively[job.number] = active
+        else:
+            self.lively.pop(job.number, None)
 
     def _write(self, number: int | None, entries: list[Entry]) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from stretto.backends.protocol import Backend, Exit, LaunchError, LaunchFault, News, Started
 from stretto.core.decision import Memory
@@ -38,6 +38,21 @@ _BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 300.0
 _FAILED_GRACE_S = 5.0
 _AFTER_MISTAKE_S = 1.0
 _SHORT_S, _LONGEST_REST_S = 0.005, 1.0
+_MOST_TIMES = 4
+
+
+class _Rest(NamedTuple):
+    """Decisions must not take up all the time there is. After a single one the next may come soon; the more follow each
+    other at once, the longer the rests: what happens meanwhile is one decision's work."""
+
+    over_s: float = 0.0
+    length_s: float = 0.0
+    times: int = 1
+    """As long as the decision before it took."""
+
+    def after(self, began_s: float, ended_s: float, took_s: float) -> _Rest:
+        times = min(2 * self.times, _MOST_TIMES) if began_s < self.over_s + self.length_s else 1
+        return _Rest(ended_s + times * took_s, times * took_s, times)
 
 
 @dataclass
@@ -99,8 +114,7 @@ class Loop:
         self._wake_s = math.inf
         self._must_decide = True
         self._adopting = False
-        self._not_before_s = 0.0
-        """The next decision comes no earlier: they must not take up all the time there is."""
+        self._rest = _Rest()
         self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -151,7 +165,7 @@ class Loop:
             began_s = time.monotonic()
             await self._decide()
             self.decision_s = time.monotonic() - began_s
-            self._not_before_s = self.clock() + 2 * self.decision_s
+            self._rest = self._rest.after(now_s, self.clock(), self.decision_s)
         began_s = time.monotonic()
         self._act()
         self.act_s = time.monotonic() - began_s
@@ -182,7 +196,7 @@ class Loop:
     def _ask_s(self) -> float:
         """When the policy is asked next, as things are."""
         held_s = min((hold.until_s for hold in self.holds.values()), default=math.inf)
-        return max(self._not_before_s, 0.0 if self._must_decide else min(self._wake_s, held_s))
+        return max(self._rest.over_s, 0.0 if self._must_decide else min(self._wake_s, held_s))
 
     async def _wait(self) -> None:
         """Until somebody wakes us, or a decision or a deadline is due."""
@@ -196,11 +210,10 @@ class Loop:
 
     def _next_due_s(self) -> float:
         times = list(self._deadlines.values())
-        for active in self.book:
-            if active.job.workers:
-                times.append(self._limit_s(active))
-                if active.job.not_before_s > self.clock():
-                    times.append(active.job.not_before_s)
+        for active in self.book.lively.values():
+            times.append(self._limit_s(active))
+            if active.job.workers and active.job.not_before_s > self.clock():
+                times.append(active.job.not_before_s)
         return min(times, default=math.inf)
 
     # Deciding.
@@ -229,8 +242,9 @@ class Loop:
         self.decisions += 1
         self.trouble = ""
         self.memory, self._wake_s = outcome.memory, outcome.wake_s
+        known = self.book.jobs
         for number, verdict in outcome.verdicts.items():
-            active = self.book.active(number)
+            active = known.get(number)
             if active is None:
                 continue
             if active.target or verdict.seats or verdict.rejected:
@@ -259,7 +273,7 @@ class Loop:
             self._finish(active, End("failed", verdict.ground.text))
             return
         before = len(active.target)
-        active.target, active.pool, active.ground = verdict.seats, verdict.pool, verdict.ground
+        self.book.aim(active, verdict.seats, verdict.pool, verdict.ground)
         if before != len(verdict.seats):
             ground = verdict.ground
             self.book.record(
@@ -271,13 +285,14 @@ class Loop:
         if active.target:
             event = e.Resized(workers=0, before=len(active.target), reason=hold.name, text=hold.text)
             self.book.record(active.number, event)
-        active.target, active.pool, active.ground = (), -1, hold
+        self.book.aim(active, (), -1, hold)
 
     # Acting.
 
     def _act(self) -> None:
-        concerned = [active for active in self.book if active.target or active.job.workers]
-        for active in self.book:
+        lively = [active for _, active in sorted(self.book.lively.items())]
+        concerned = [active for active in lively if active.target or active.job.workers]
+        for active in lively:
             if active.job.level == "service":
                 self._tend_helpers(active)
             if not active.job.workers and not active.job.helpers and active.job.wish == "cancel":
@@ -544,8 +559,8 @@ class Loop:
                 self._deadlines[launch] = now_s + 1.0
 
     def _end_overdue(self, now_s: float) -> None:
-        for active in self.book:
-            if active.job.workers and now_s >= self._limit_s(active):
+        for active in self.book.lively.values():
+            if now_s >= self._limit_s(active):
                 driver = self._driver(active)
                 limit = f"ran longer than its limit of {active.file.stop.after:g} s (stop.after)"
                 driver.end = End("failed", limit, polite=True)

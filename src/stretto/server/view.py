@@ -140,12 +140,12 @@ class Row(NamedTuple):
 def _rows(jobs: Sequence[Active], estimates: Estimates, most: Mapping[int, int], smallest: int) -> list[Row]:
     if most:
         return [_row(active, most.get(active.number), estimates, smallest) for active in jobs]
-    return [active.row if _is_untouched(active) else _row(active, None, estimates, smallest) for active in jobs]
-
-
-def _is_untouched(active: Active) -> bool:
-    row: Row | None = active.row
-    return row is not None and row.untouched is active.job and not active.target
+    return [
+        row
+        if (row := active.row) is not None and row.untouched is active.job and not active.target
+        else _row(active, None, estimates, smallest)
+        for active in jobs
+    ]
 
 
 def _row(active: Active, most: int | None, estimates: Estimates, smallest: int) -> Row:
@@ -241,15 +241,13 @@ def held(
     jobs: Iterable[Active], names: Mapping[str, int], quotas: Mapping[str, Quota], now_s: float
 ) -> tuple[dict[int, Hold], dict[int, int]]:
     """Who is held back and why, and the maximum of those whose user's quota lowers it."""
-    holds: dict[int, Hold] = {}
+    jobs = list(jobs)
+    touched = [a for a in jobs if a.row is None or a.row.untouched is not a.job or a.target]
+    holds = {a.number: hold for a in touched if (hold := _hold(a, names, now_s)) is not None}
     by_user: dict[str, list[Active]] = defaultdict(list)
-    for active in jobs:
-        hold = None if _is_untouched(active) else _hold(active, names, now_s)
-        if hold is not None:
-            holds[active.number] = hold
-        elif (
-            quotas and (quota := quotas.get(active.job.user, quotas.get("*"))) is not None and quota.devices is not None
-        ):
+    for active in jobs if quotas else ():
+        quota = quotas.get(active.job.user, quotas.get("*"))
+        if quota is not None and quota.devices is not None and active.number not in holds:
             by_user[active.job.user].append(active)
     most: dict[int, int] = {}
     for user, some in by_user.items():
