@@ -47,12 +47,22 @@ class Machine:
         deadline_s = time.monotonic() + DEADLINE_S
         while True:
             job = await self.plane.job(name)
+            self._check()
             if condition(job):
                 return job
             if time.monotonic() > deadline_s:
                 told = [f"not {what}: {job}", str(await self.plane.why(name)), await self.story(name), self.logs(job)]
                 raise AssertionError("\n".join(told))
             await asyncio.sleep(0.01)
+
+    def _check(self) -> None:
+        """What must hold at any moment."""
+        book = self.plane.book
+        for active in book:
+            job = active.job
+            waits = not (active.target or job.workers or job.helpers or job.node or job.wish != "run")
+            assert waits or active.number in book.lively, f"{job} is not looked after"
+        assert book.lively.keys() <= book.jobs.keys()
 
     async def ended(self, ref: str | Job, phase: str = "succeeded") -> Job:
         job = await self.until(ref, lambda job: job.ended, "ended")

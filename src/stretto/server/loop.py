@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from stretto.backends.protocol import Backend, Exit, LaunchError, LaunchFault, News, Started
 from stretto.core.decision import Memory
@@ -28,6 +28,7 @@ from stretto.server import deciding, reconcile, view
 from stretto.server.book import Active, Book, Said
 from stretto.server.drivers.base import Driver, End, Fault, Surroundings
 from stretto.server.estimates import Estimates
+from stretto.server.pacing import Rest
 from stretto.server.site import Question, Site
 from stretto.server.view import Cluster, Hold, Quota
 
@@ -38,21 +39,6 @@ _BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 300.0
 _FAILED_GRACE_S = 5.0
 _AFTER_MISTAKE_S = 1.0
 _SHORT_S, _LONGEST_REST_S = 0.005, 1.0
-_MOST_TIMES = 4
-
-
-class _Rest(NamedTuple):
-    """Decisions must not take up all the time there is. After a single one the next may come soon; the more follow each
-    other at once, the longer the rests: what happens meanwhile is one decision's work."""
-
-    over_s: float = 0.0
-    length_s: float = 0.0
-    times: int = 1
-    """As long as the decision before it took."""
-
-    def after(self, began_s: float, ended_s: float, took_s: float) -> _Rest:
-        times = min(2 * self.times, _MOST_TIMES) if began_s < self.over_s + self.length_s else 1
-        return _Rest(ended_s + times * took_s, times * took_s, times)
 
 
 @dataclass
@@ -114,7 +100,7 @@ class Loop:
         self._wake_s = math.inf
         self._must_decide = True
         self._adopting = False
-        self._rest = _Rest()
+        self._rest = Rest()
         self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
