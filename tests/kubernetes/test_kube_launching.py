@@ -44,6 +44,23 @@ def of(stage: Stage, pod: str) -> Object:
     return stage.api.objects["pods", NAMESPACE, pod]
 
 
+def test_a_new_job_costs_four_requests_until_its_first_pod_is_made() -> None:
+    """Signed, its secret looked for and made, written down: each of them makes it wait; events do not."""
+
+    async def story(stage: Stage) -> None:
+        stage.node()
+        async with stage.controller():
+            stage.api.asked.clear()
+            stage.job("a", 1, 2)
+            await stage.has("a", 2)
+            asked = [request[:2] for request in stage.api.asked if request.kind != "events"]
+            assert asked[: asked.index(("create", "pods"))] == [
+                ("patch", "elasticjobs"), ("get", "secrets"), ("create", "secrets"), ("patch", "elasticjobs"),
+            ]  # fmt: skip
+
+    play(story)
+
+
 def has_label(stage: Stage, pod: str, label: str) -> bool:
     return label in of(stage, pod)["metadata"]["labels"]
 

@@ -55,7 +55,8 @@ class Card:
 
     async def claim(self) -> None:
         """Sign it with our term; raises `Fenced` if a later one is on it. From then on no earlier leader can write."""
-        await self._read()
+        if term_of(self.status) > self.term:
+            raise self._fence()
         await self.put({"coordinator": {"term": self.term}}, urgent=True)
 
     def put(self, fields: Mapping[str, Any], *, urgent: bool) -> asyncio.Future[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -30,16 +29,21 @@ async def token(api: Api, job: ElasticJob, level: Level) -> str:
     name = pods.secret_name(meta.name)
     while True:
         try:
-            found = await api.get(SECRETS, name, meta.namespace)
-            if _is_of(found, meta.uid):
-                return _content(found)
-            # Of an object that had its name before: it is about to go.
+            found = await _found_or_made(api, job, name)
+        except (AlreadyExists, Unreachable):
             await asyncio.sleep(_AGAIN_S)
-        except ObjectNotFound:
-            with contextlib.suppress(AlreadyExists):
-                await api.create(SECRETS, _body(job, name), meta.namespace)
-        except Unreachable:
-            await asyncio.sleep(_AGAIN_S)
+            continue
+        if _is_of(found, meta.uid):
+            return _content(found)
+        # Of an object that had its name before: it is about to go.
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _found_or_made(api: Api, job: ElasticJob, name: str) -> Mapping[str, Any]:
+    try:
+        return await api.get(SECRETS, name, job.metadata.namespace)
+    except ObjectNotFound:
+        return await api.create(SECRETS, _body(job, name), job.metadata.namespace)
 
 
 def _is_of(secret: Mapping[str, Any], uid: str) -> bool:
