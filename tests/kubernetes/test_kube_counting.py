@@ -334,11 +334,11 @@ def test_a_job_whose_pods_turn_out_too_large_is_not_tried_again_and_again() -> N
             told = await stage.reaches("a", phase="Pending", reason="FitsNoNode")
             assert "3 workers of 4 cores" in told["message"]
             await until(lambda: not stage.api.names(PODS, "a-"))
-            made = sum(request[:2] == ("create", "pods") for request in stage.api.asked)
             stage.api.before.clear()
             stage.job("b", 1, 8)
             await stage.has("b", 8)
-            assert made == 3
+            made = [one for one in stage.api.asked if one[:2] == ("create", "pods") and one.name.startswith("a-")]
+            assert 1 <= len(made) <= 3, "one shows how large they are; the others may be on their way by then"
             assert stage.api.names(PODS, "a-") == []
 
     play(story)
