@@ -44,6 +44,18 @@ def of(stage: Stage, pod: str) -> Object:
     return stage.api.objects["pods", NAMESPACE, pod]
 
 
+def has_label(stage: Stage, pod: str, label: str) -> bool:
+    return label in of(stage, pod)["metadata"]["labels"]
+
+
+def asked(stage: Stage, pod: str) -> list[str]:
+    return [request.verb for request in stage.api.asked if request[1:3] == ("pods", pod)]
+
+
+def launches(controller: Controller) -> list[str]:
+    return [worker.launch for active in controller.book for worker in active.job.workers]
+
+
 def test_a_new_job_costs_four_requests_until_its_first_pod_is_made() -> None:
     """Signed, its secret looked for and made, written down: each of them makes it wait; events do not."""
 
@@ -59,18 +71,6 @@ def test_a_new_job_costs_four_requests_until_its_first_pod_is_made() -> None:
             ]  # fmt: skip
 
     play(story)
-
-
-def has_label(stage: Stage, pod: str, label: str) -> bool:
-    return label in of(stage, pod)["metadata"]["labels"]
-
-
-def asked(stage: Stage, pod: str) -> list[str]:
-    return [request.verb for request in stage.api.asked if request[1:3] == ("pods", pod)]
-
-
-def launches(controller: Controller) -> list[str]:
-    return [worker.launch for active in controller.book for worker in active.job.workers]
 
 
 def overhear(controller: Controller) -> list[Exit]:

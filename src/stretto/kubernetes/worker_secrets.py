@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -28,14 +29,11 @@ async def token(api: Api, job: ElasticJob, level: Level) -> str:
     meta = job.metadata
     name = pods.secret_name(meta.name)
     while True:
-        try:
+        with contextlib.suppress(AlreadyExists, Unreachable):
             found = await _found_or_made(api, job, name)
-        except (AlreadyExists, Unreachable):
-            await asyncio.sleep(_AGAIN_S)
-            continue
-        if _is_of(found, meta.uid):
-            return _content(found)
-        # Of an object that had its name before: it is about to go.
+            if _is_of(found, meta.uid):
+                return _content(found)
+            # Of an object that had its name before: it is about to go.
         await asyncio.sleep(_AGAIN_S)
 
 

@@ -168,10 +168,9 @@ class Book:
             entries.append(Entry(now_s, event, active.job))
         if any(isinstance(event, e.Scaled) for event in events):
             active.request = request_of(active.job, active.file)
-        self._sort(active)
+        self._look_after(active)
         if active.job.ended:
             del self.jobs[number]
-            self.lively.pop(number, None)
             if self.names.get(active.job.name) == number:
                 del self.names[active.job.name]
         return self._write(number, entries)
@@ -203,13 +202,13 @@ class Book:
         active.progress.metrics, active.progress.paused_s = dict(job.metrics), job.paused_s
         active.target = tuple(sorted(worker.seat for worker in job.workers if not worker.leaving))
         self.names[job.name] = job.number
-        self._sort(active)
+        self._look_after(active)
         return active
 
-    def _sort(self, active: Active) -> None:
+    def _look_after(self, active: Active) -> None:
         job = active.job
         is_lively = job.workers or job.helpers or job.node or job.wish != "run" or job.level == "service"
-        if is_lively or active.target:
+        if not job.ended and (is_lively or active.target):
             self.lively[job.number] = active
         else:
             self.lively.pop(job.number, None)

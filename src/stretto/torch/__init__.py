@@ -11,8 +11,9 @@ for batch in job.batches(dataset, size=256, epochs=10, seed=0, per_worker=64):
     job.report(loss=loss)
 """
 
+from stretto.torch.checks import TrainingError
 from stretto.torch.data import Batch
-from stretto.torch.job import Job, TrainingError
+from stretto.torch.job import Job
 from stretto.torch.joining import join
 
 __all__ = ["Batch", "Job", "TrainingError", "join"]

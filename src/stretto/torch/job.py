@@ -16,20 +16,21 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset
 
-from stretto.errors import StrettoError
 from stretto.runtime import pacer
 from stretto.runtime.ledger import SUFFIX, Ledger
 from stretto.runtime.member import Evicted
 from stretto.runtime.messages import Bye
 from stretto.runtime.order import Loop
+from stretto.torch import checks, flags
 from stretto.torch import gate as gates
 from stretto.torch import plan as plans
 from stretto.torch.bitwise import VirtualReducer
 from stretto.torch.checkpoints import EVERY_S, KEEP, Checkpoints
+from stretto.torch.checks import TrainingError
 from stretto.torch.data import Batch, Part, Reader
+from stretto.torch.flags import Flags
 from stretto.torch.gate import Gate
 from stretto.torch.groups import GroupBroken
 from stretto.torch.plan import Plan
@@ -42,17 +43,6 @@ from stretto.torch.world import Cursor, World
 Module = TypeVar("Module", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 AnyStateful = TypeVar("AnyStateful", bound=Stateful)
-
-
-class TrainingError(StrettoError):
-    """The loop cannot go on; the message says why and what to change."""
-
-    code = "training"
-
-
-# What rides on every reduction, one number each, added up over the members.
-_AHEAD, _AHEAD_SQUARED, _STOP, _SKIPPED, _STEPS, _STEPS_SQUARED, _SIGN, _SIGN_SQUARED = range(8)
-FLAGS = 8
 
 
 class Job:
@@ -89,7 +79,7 @@ class Job:
         self._to_save: dict[Path, None] = {}
         self._stopping = False
         self._steps_before = 0
-        self._sent = [0.0] * FLAGS
+        self._sent = Flags()
         self._plan: Plan | None = None
         self._undo = Undo(holder, device, world.habits if world is not None else Habits())
         self._metrics: dict[str, float] = {}
@@ -226,7 +216,7 @@ class Job:
         than samples: it says how much a batch has of it (tokens, for instance).
         """
         plan = plans.make(
-            _length(dataset),
+            checks.length(dataset),
             size=size,
             epochs=epochs,
             seed=seed,
@@ -315,7 +305,7 @@ class Job:
         self._undo.begin(self.cursor, alone=False)
         for part in parts:
             if self.passes is not None:
-                self.passes.start(None, [0.0] * FLAGS)
+                self.passes.start(None, Flags())
                 self.passes.begin(part, 0.0)
             elif isinstance(self.reducer, Reducer):
                 self.reducer.exchange(None)
@@ -345,14 +335,14 @@ class Job:
         """What a loop needs, whoever is a member."""
         self.holder.helpers()
         self.holder.loop = number
-        self._check_parameters()
+        self._look_at_parameters()
         self._undo.enter()
         if self.reducer is None:
             if self.virtual_ranks:
-                self.reducer = VirtualReducer(self.holder.parameters(), self.virtual_ranks, flags=FLAGS)
+                self.reducer = VirtualReducer(self.holder.parameters(), self.virtual_ranks, flags=flags.COUNT)
                 self.passes = Passes(self.holder, self.reducer, self.virtual_ranks)
             else:
-                self.reducer = Reducer(self.holder.parameters(), flags=FLAGS)
+                self.reducer = Reducer(self.holder.parameters(), flags=flags.COUNT)
             self.gate.arrived = lambda: self.reducer is None or self.reducer.failed is None
         if self.passes is not None:
             self.passes.seed = loop.seed
@@ -392,27 +382,14 @@ class Job:
         self._watch()
         return True
 
-    def _check_parameters(self) -> None:
+    def _look_at_parameters(self) -> None:
         """All there, all known; the reducer is made anew when there are others than in the loop before."""
-        ours = self.holder.parameters()
-        if any(is_lazy(given) for given in ours):
-            raise TrainingError(
-                "a model has parameters that are not made yet (a lazy module)",
-                hint="put one batch through it before you give it to job.model()",
-            )
-        known = {id(given) for given in ours}
-        for optimizer in self.holder.optimizers:
-            for given in (p for group in optimizer.param_groups for p in group["params"]):
-                if id(given) not in known:
-                    raise TrainingError(
-                        f"{type(optimizer).__name__} has a parameter of shape {tuple(given.shape)} "
-                        "that belongs to no model of the job",
-                        hint="register every module with job.model(), and put single parameters into a module",
-                    )
-        if self.reducer is not None and self._reduced != [id(given) for given in ours]:
+        checks.parameters(self.holder)
+        ours = [id(given) for given in self.holder.parameters()]
+        if self.reducer is not None and self._reduced != ours:
             self.reducer.close()
             self.reducer = None
-        self._reduced = [id(given) for given in ours]
+        self._reduced = ours
 
     def _fingerprint(self, number: int) -> dict[str, str]:
         """What is equal on all workers when they come to their first loop. Models may change between loops: whoever
@@ -462,15 +439,13 @@ class Job:
             with self.world.member.changed:
                 self.world.member.loop, self.world.member.step = number, part.step
 
-    def _flags(self) -> list[float]:
-        flags = [0.0] * FLAGS
-        ahead = self.world.offset() if self.world is not None else 0
-        flags[_AHEAD], flags[_AHEAD_SQUARED] = ahead, ahead * ahead
-        flags[_STOP] = self._stopping
-        flags[_STEPS], flags[_STEPS_SQUARED] = self._steps_before, self._steps_before**2
-        sign = self._plan.sign(self.cursor.step) if self._plan is not None else 0
-        flags[_SIGN], flags[_SIGN_SQUARED] = sign, sign * sign
-        return flags
+    def _flags(self) -> Flags:
+        return Flags.of(
+            ahead=self.world.offset() if self.world is not None else 0,
+            stop=self._stopping,
+            steps=self._steps_before,
+            sign=self._plan.sign(self.cursor.step) if self._plan is not None else 0,
+        )
 
     def _settle(self) -> bool:
         """After the body: count the step, or undo it; then go where the job goes. True when the loop is to end."""
@@ -489,17 +464,17 @@ class Job:
             self._resume(world.recover(self.cursor, reducer.failed))
             return False
         # Alone, too, a stop takes effect one step later: the result must not depend on the number of workers.
-        found = self._sent if alone else reducer.flags
-        self._check_alike(found)
+        found = self._sent if alone else Flags._make(reducer.flags)
         loop, step, applied, _ = self.cursor
+        checks.alike(found, self.size, loop, step, self._plan.summary if self._plan is not None else "nothing")
         self.cursor = Cursor(loop, step + 1, applied + 1)
         self._steps_before = self.gate.steps
-        if found[_STOP]:
+        if found.stop:
             # In what is saved, too. Newcomers would not know: they come in with the next loop.
             self.cursor = self.cursor._replace(over=1)
         self._save()
         if world is None:
-            return bool(found[_STOP])
+            return bool(found.stop)
         if self._ledger is not None:
             self._ledger.applied(loop, step, self.generation)
         with world.member.changed:
@@ -507,14 +482,14 @@ class Job:
         world.committed(self.cursor)
         if self.checkpoints is not None:
             self.checkpoints.consider(self.cursor, self.generation, leader=world.rank == 0)
-        ahead, size = round(found[_AHEAD]), world.size
-        if found[_STOP]:
+        ahead, size = round(found.ahead), world.size
+        if found.stop:
             return True
         if world.leaving and alone:
             self._suspend(world)
         if world.member.urgent():
             self._resume(world.recover(self.cursor, None))
-        elif ahead and _all_equal(found, _AHEAD, size):
+        elif ahead and found.same_ahead(size):
             self._resume(world.take_up(ahead // size, self.cursor))
         return False
 
@@ -526,45 +501,18 @@ class Job:
 
     def _skip(self, reducer: Reducer | VirtualReducer) -> None:
         """The body did no backward pass: say so where the others wait for it."""
-        flags = self._flags()
-        flags[_SKIPPED] = 1
+        sent = self._flags()._replace(skipped=1)
         group = self.world.group if self.world is not None else None
         if isinstance(reducer, Reducer):
-            reducer.exchange(group, 0.0, flags)
+            reducer.exchange(group, 0.0, sent)
             reducer.contribute_nothing()
         elif group is not None:
             group.abort("a body without a backward pass")
-            raise TrainingError(
-                f"step {self.cursor.step}: this worker went on without a backward pass",
-                hint="let the body do the same on all workers, whatever its samples are",
-            )
+            raise checks.went_on_without_backward(self.cursor.step, "this worker")
 
     def _check_stepped(self) -> None:
         if self.holder.optimizers and not self.gate.asked and self.gate.arrived():
-            raise TrainingError(
-                f"step {self.cursor.step}: the last pass of an accumulated step called no optimizer's step()",
-                hint="call step() in every pass through the body: it counts only in the last one",
-            )
-
-    def _check_alike(self, found: list[float]) -> None:
-        """All members did the same with the last two batches, or they would train different models."""
-        skipped = round(found[_SKIPPED])
-        if 0 < skipped < self.size:
-            raise TrainingError(
-                f"step {self.cursor.step}: {skipped} of {self.size} workers went on without a backward pass",
-                hint="let the body do the same on all workers, whatever its samples are",
-            )
-        if not _all_equal(found, _SIGN, self.size):
-            told = self._plan.summary if self._plan is not None else "nothing"
-            raise TrainingError(
-                f"the workers of the job differ in loop {self.cursor.loop}: here it has {told}",
-                hint="give all workers the same dataset and the same arguments of batches()",
-            )
-        if not _all_equal(found, _STEPS, self.size):
-            raise TrainingError(
-                f"step {self.cursor.step - 1}: some workers called step() of an optimizer more often than others",
-                hint="let the body do the same on all workers, whatever its samples are",
-            )
+            raise checks.no_step_in_last_pass(self.cursor.step)
 
     def _before_step(self) -> None:
         """An optimizer is about to change the state."""
@@ -660,24 +608,3 @@ class Job:
                 self.checkpoints.close()
         self.world.close(bye)
         self.world = None
-
-
-def _all_equal(found: list[float], flag: int, size: int) -> bool:
-    """Whether all members gave the same number: its square is the flag after it."""
-    total, squared = found[flag], found[flag + 1]
-    return round(size * squared) == round(total * total)
-
-
-def _length(dataset: Dataset[Any]) -> int:
-    has = "no length"
-    try:
-        if not isinstance(dataset, (IterableDataset, DataLoader)):
-            return len(dataset)  # type: ignore[arg-type]
-        has = "no samples to ask for"
-        len(dataset)  # type: ignore[arg-type]
-    except TypeError:
-        has = "no length"
-    raise TrainingError(
-        f"a {type(dataset).__name__} has {has}: batches() must know every sample by its index",
-        hint="use a dataset with __len__ and __getitem__",
-    )

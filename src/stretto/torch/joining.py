@@ -18,7 +18,8 @@ from stretto.runtime.channel import NoCoordinator
 from stretto.runtime.member import Evicted
 from stretto.runtime.messages import NOTICE, Bye
 from stretto.torch import virtual
-from stretto.torch.job import Job, TrainingError
+from stretto.torch.checks import TrainingError
+from stretto.torch.job import Job
 from stretto.torch.state import Holder
 from stretto.torch.world import World
 

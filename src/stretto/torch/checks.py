@@ -1,0 +1,82 @@
+"""Mistakes of a script that would stop its job later, or train another model than it says: each is said at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from stretto.errors import StrettoError
+from stretto.torch.flags import Flags
+from stretto.torch.state import Holder
+
+_ALIKE = "let the body do the same on all workers, whatever its samples are"
+
+
+class TrainingError(StrettoError):
+    """The loop cannot go on; the message says why and what to change."""
+
+    code = "training"
+
+
+def length(dataset: Dataset[Any]) -> int:
+    has = "no length"
+    try:
+        if not isinstance(dataset, (IterableDataset, DataLoader)):
+            return len(dataset)  # type: ignore[arg-type]
+        has = "no samples to ask for"
+        len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        has = "no length"
+    raise TrainingError(
+        f"a {type(dataset).__name__} has {has}: batches() must know every sample by its index",
+        hint="use a dataset with __len__ and __getitem__",
+    )
+
+
+def parameters(holder: Holder) -> None:
+    """All there, all known."""
+    ours = holder.parameters()
+    if any(is_lazy(given) for given in ours):
+        raise TrainingError(
+            "a model has parameters that are not made yet (a lazy module)",
+            hint="put one batch through it before you give it to job.model()",
+        )
+    known = {id(given) for given in ours}
+    for optimizer in holder.optimizers:
+        for given in (p for group in optimizer.param_groups for p in group["params"]):
+            if id(given) not in known:
+                raise TrainingError(
+                    f"{type(optimizer).__name__} has a parameter of shape {tuple(given.shape)} "
+                    "that belongs to no model of the job",
+                    hint="register every module with job.model(), and put single parameters into a module",
+                )
+
+
+def went_on_without_backward(step: int, who: str) -> TrainingError:
+    return TrainingError(f"step {step}: {who} went on without a backward pass", hint=_ALIKE)
+
+
+def no_step_in_last_pass(step: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: the last pass of an accumulated step called no optimizer's step()",
+        hint="call step() in every pass through the body: it counts only in the last one",
+    )
+
+
+def alike(found: Flags, size: int, loop: int, step: int, plan: str) -> None:
+    """All members did the same with the last two batches, or they would train different models. `plan`: what this
+    member's loop is like."""
+    skipped = round(found.skipped)
+    if 0 < skipped < size:
+        raise went_on_without_backward(step, f"{skipped} of {size} workers")
+    if not found.same_sign(size):
+        raise TrainingError(
+            f"the workers of the job differ in loop {loop}: here it has {plan}",
+            hint="give all workers the same dataset and the same arguments of batches()",
+        )
+    if not found.same_steps(size):
+        raise TrainingError(
+            f"step {step - 1}: some workers called step() of an optimizer more often than others", hint=_ALIKE
+        )
