@@ -22,6 +22,9 @@ _T = TypeVar("_T", np.int64, np.float64)
 GPU = 1000
 """One whole GPU, in milli-GPU."""
 
+_LOST_STARTS = 2.0
+"""Work of so many starts is weighed like a start; more of it is not given away."""
+
 
 class Nodes(msgspec.Struct, frozen=True, kw_only=True):
     """The machines that are up. `pool` is the index of the node's device type in `Snapshot.pools`."""
@@ -152,6 +155,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     restarts: IntArray
     """Starts and resizes so far."""
 
+    # What a stop would do. None everywhere: nobody loses anything.
+    lost_s: FloatArray | None = None
+    """Seconds of work that each job would lose if it were stopped now."""
+    fragile: BoolArray | None = None
+    """Whose progress ends with its processes, also while it still waits: such a job loses work when it is stopped."""
+    preemptible: BoolArray | None = None
+    """Who may lose work to jobs of higher priority. None: everybody."""
+
     def __len__(self) -> int:
         return len(self.job)
 
@@ -159,6 +170,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def total_milli(self) -> int:
         """Capacity of all pools together."""
         return int(self.capacity.sum())
+
+    @property
+    def pinned(self) -> BoolArray:
+        """Who runs and would lose more by a stop than two starts cost: no equal may stop, move or resize it."""
+        if self.lost_s is None:
+            return np.zeros(len(self), np.bool_)
+        pinned: BoolArray = (self.workers > 0) & (self.lost_s > _LOST_STARTS * self.start_s)
+        return pinned
 
     @property
     def asked(self) -> IntArray:
