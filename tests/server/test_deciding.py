@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stretto import plugins
 from stretto.backends.protocol import Node
+from stretto.core import cycle
 from stretto.jobs.model import Context, Job, Seat
 from stretto.server import asked, deciding, view
 from stretto.server.book import Active
@@ -57,10 +58,10 @@ def decide(
     shown = [a for a in jobs if a.number not in holds]
     snapshot = view.snapshot(shown, where, estimates or Estimates(), NOW_S, most)
     held = {a.number: a.target for a in shown if a.target}
-    outcome = deciding.decide(
-        plugins.find(policy, {}), None, "fewest-moves", snapshot, partial(deciding.on_devices, held)
-    )
-    return outcome.verdicts, holds
+    rules = cycle.Settings(placement="fewest-moves")
+    decided = cycle.decide(snapshot, plugins.find(policy, {}), cycle.CycleState(), rules)
+    found = deciding.verdicts(snapshot, decided, partial(deciding.on_devices, held), {})
+    return found.of, holds
 
 
 def sizes(verdicts: dict[int, deciding.Verdict]) -> dict[int, int]:
@@ -186,7 +187,7 @@ def test_a_policy_that_breaks_its_word_is_named() -> None:
     broken = msgspec.structs.replace(plugins.find("fifo", {}), function=lambda *_: 1 / 0, rule=None)
     snapshot = view.snapshot([active(1)], cluster(2), Estimates(), NOW_S, {})
     with pytest.raises(PolicyError, match="ZeroDivisionError"):
-        deciding.decide(broken, None, "pack", snapshot, {})
+        cycle.decide(snapshot, broken, cycle.CycleState(), cycle.Settings(placement="pack"))
 
 
 # What is learned.

@@ -153,10 +153,10 @@ class ItsAccounts(Engine):
         workers, numbers = self.jobs.workers.tolist(), self.jobs.row.tolist()
         self.jobs.anchor_s = np.full(len(self.jobs), self.now_s)
         planner = Planner(self.now_s, int(self.machines.capacity.sum()), 60.0, True)
-        jobs, _, _ = sorted_out(self.snapshot(), self.memory)
+        jobs, _, _ = sorted_out(self.snapshot(), self.state.policy)
         shares = planner.outlook(jobs).plans
         self.share_ends = {job.number: _done_s(job, shares[job.number]) for job in jobs}
-        plans = self.memory.plans
+        plans = self.state.policy.plans
         self.ends = {number: plan.end_s for number, plan in plans.items()}
         change_s = min(plan.change_s() for plan in plans.values()) if plans else math.inf
         self.wake_s = change_s if change_s < min([self.jobs.next_arrival_s, *self.ends.values()]) else math.inf

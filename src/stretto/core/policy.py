@@ -47,6 +47,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """What it must know of a job beyond its request."""
     pools: bool = False
     """Chooses device types itself; otherwise it sees one merged pool and `pools.assign` does."""
+    hysteresis: bool = False
+    """Resizes that cost more than they gain are dropped; otherwise they are made, as its authors had it."""
     adapts_batch: bool = False
     """Chooses the batch size too, where the job allows it."""
 

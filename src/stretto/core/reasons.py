@@ -1,11 +1,12 @@
 """Why a job has the workers it has. Decisions carry codes and numbers; sentences are made on demand.
 
-Each reason has a code, a short name (stable, used by the API and metrics) and a template into which
-the decision's two numbers are put.
+Each reason has a code, a short name (stable, used by the API and metrics) and a template into which the decision's
+numbers are put, and the names of the jobs that it is about (decisions have their numbers).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -41,6 +42,11 @@ class Reason(IntEnum):
     NEARLY_DONE = 26
     CUT_TO_ROOM = 27
     CUT_TO_STEP = 28
+    KEEPS_PROGRESS = 29
+    WAITS_FOR_PINNED = 30
+    PREEMPTED_URGENT = 31
+    RESERVED_FOR = 32
+    SCARCE = 33
 
 
 _TEXT: dict[Reason, str] = {
@@ -73,6 +79,11 @@ _TEXT: dict[Reason, str] = {
     Reason.NEARLY_DONE: "stays as it is: it ends in {0:g} s",
     Reason.CUT_TO_ROOM: "runs on {0:g} workers: there was no place for the {1:g} that were decided",
     Reason.CUT_TO_STEP: "runs on {0:g} workers: {1:g} were decided, which is not one of its sizes",
+    Reason.KEEPS_PROGRESS: "goes on as it is: stopping it would lose {0:.0f} s of work",
+    Reason.WAITS_FOR_PINNED: "waits: it needs {0:g} GPUs, and {1:g} are held by jobs that would lose their work{jobs}",
+    Reason.PREEMPTED_URGENT: "stopped for a more urgent job{jobs}: {0:.0f} s of its work are lost",
+    Reason.RESERVED_FOR: "waits: {0:g} GPUs are kept for a job that has waited longer{jobs}, free in about {1:.0f} s",
+    Reason.SCARCE: "waits: other jobs have what else it asks for",
 }
 
 
@@ -81,9 +92,10 @@ def name(code: int) -> str:
     return Reason(code).name.lower().replace("_", "-")
 
 
-def explain(code: int, first: float = 0.0, second: float = 0.0) -> str:
-    """The sentence that `stretto why` prints."""
-    return _TEXT[Reason(code)].format(first, second)
+def explain(code: int, first: float = 0.0, second: float = 0.0, jobs: Sequence[str] = ()) -> str:
+    """The sentence that `stretto why` prints. `jobs` are the names of those that it is about."""
+    named = f" ({', '.join(jobs)})" if jobs else ""
+    return _TEXT[Reason(code)].format(first, second, jobs=named)
 
 
 def fragmented(decided: int, got: int, free_gpus: float) -> tuple[Reason, float, float]:

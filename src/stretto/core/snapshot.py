@@ -89,7 +89,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Milli-GPU per pool on nodes that are up."""
     nodes: Nodes
     rates: FloatArray
-    """Throughput in steps/s: rates[pool, curve, workers]; rates[..., 0] == 0, never falling in workers."""
+    """Throughput in steps/s: rates[pool, curve, workers]; rates[..., 0] == 0. Policies see rates that never fall with
+    more workers: see `falls`."""
+    falls: bool = False
+    """Some of these speeds may fall with more workers: the cycle deals with it before a policy is asked."""
     spread_rates: FloatArray | None = None
     """Throughput by place: [pool, curve, workers, nodes spanned]; None where it is not known to matter."""
     history: History = msgspec.field(default_factory=History)

@@ -19,6 +19,7 @@ import msgspec
 
 from stretto import plugins
 from stretto.control.coordination import Socket
+from stretto.core import cycle
 from stretto.core.request import JobRequest
 from stretto.core.snapshot import GPU
 from stretto.errors import SpecError, StrettoError
@@ -87,7 +88,9 @@ class Controller:
         self.backend = ClusterBackend(api, self.cluster, self.register, clock)
         estimates = Estimates()
         rules = Rules(
-            plugins.find(options.policy, options.policy_options), options.placement, options.quotas, frozenset()
+            plugins.find(options.policy, options.policy_options),
+            cycle.Settings(placement=options.placement),
+            options.quotas,
         )
         self.loop = Loop(
             self.book, self.backend, estimates, rules, ClusterSite(self.cluster, self.register, estimates),
@@ -113,7 +116,7 @@ class Controller:
                 await self.cluster.synced()
                 await self._adopt()
                 self.ready.set()
-                self.cluster.changed = lambda: self.loop.wake(decide=True)
+                self.cluster.changed = lambda: self.loop.wake(decide=True, urgent=True)
                 self.cluster.jobs.on_change(self._changed)
                 # Some have come, changed or gone meanwhile.
                 for key in {*self.cluster.jobs.items, *(entry.key for entry in self.register)}:
@@ -436,7 +439,7 @@ class Controller:
         if happened:
             self.book.record(entry.number, *happened)
         active.request, active.row = self._request(active.job, active.file), None
-        self.loop.wake(decide=True)
+        self.loop.wake(decide=True, urgent=True)
 
     def _tell_of_mistake(self, entry: Entry, active: Active, error: SpecError) -> None:
         entry.mistake = f"goes on as it was: {error.message}"
@@ -457,7 +460,7 @@ class Controller:
                 ),
             )
             self.book.record(entry.number, e.Wished(wish="cancel", by="kubernetes", why="its object was deleted"))
-            self.loop.wake(decide=True)
+            self.loop.wake(decide=True, urgent=True)
 
     def _update_service(self, job: ElasticJob, card: Card) -> None:
         try:

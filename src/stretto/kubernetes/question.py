@@ -1,7 +1,7 @@
-"""The question that a policy is asked about some of a cluster's jobs, and what becomes of its answer.
+"""The question that a policy is asked about a cluster's jobs, and what becomes of its answer.
 
-Nodes that a job's constraints rule out are out of its reach. Snapshots show devices, CPU and memory; an answer that
-gives away more than there is of anything else is cut, and the rest decided anew.
+Nodes that a job's constraints rule out are out of its reach. Snapshots show devices, CPU and memory; what gives away
+more than there is of anything else is cut (`Hidden`), and the rest decided anew.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stretto.core import services
-from stretto.core.decision import Memory
+from stretto.core import cycle
+from stretto.core.reasons import Reason, name
 from stretto.core.request import JobRequest
 from stretto.core.snapshot import GPU, BoolArray, IntArray, Snapshot
 from stretto.jobs.model import Seat
@@ -25,11 +25,11 @@ from stretto.server.book import Active, Said
 from stretto.server.estimates import Estimates
 from stretto.server.site import Question
 
-_TRIES = 3
+_SCARCE = name(Reason.SCARCE)
 
 
-class Part:
-    """The question about some of the jobs."""
+class ClusterQuestion:
+    """Everything that `decide` needs, read from the book: it may run in any thread."""
 
     def __init__(
         self,
@@ -42,37 +42,32 @@ class Part:
         why_not: Mapping[int, str],
     ) -> None:
         self._question, self._landscape, self._why_not = question, landscape, why_not
-        self._jobs = {active.number: active for active in jobs}
-        self._hidden = {n: hidden for n in self._jobs if (hidden := landscape.hidden(needs[n]))}
+        self._requests = {active.number: active.request for active in jobs}
+        self._names = {active.number: active.job.name for active in jobs}
+        self._hidden = {n: hidden for n in self._requests if (hidden := landscape.hidden(needs[n]))}
         self._there = {r: landscape.there(r) for r in set().union(*self._hidden.values())}
         self._rooms: dict[tuple[Any, ...], IntArray] = {}
-        self._allowed = {number: allowed[number][landscape.chosen] for number in self._jobs}
-        self._reach = {number: self._within_reach(number) for number in self._jobs}
+        self._allowed = allowed
+        self._reach = {number: self._within_reach(number) for number in self._requests}
         self._hopeless: dict[int, deciding.Verdict] = {}
         self._row = {name: row for row, name in enumerate(landscape.nodes.name)}
         most = dict(question.most)
         shown = [active for active in jobs if self._could_run(active, most)]
         snapshot = view.snapshot(shown, landscape, estimates, question.now_s, most)
-        width = np.array([self._width(active) for active in shown], np.int64)
+        width = np.array([active.request.width_milli for active in shown], np.int64)
         self._view = self._with_reach(msgspec.structs.replace(snapshot, width=width))
 
-    def decide(self, memory: Memory, left: Landscape | None = None) -> deciding.Outcome:
-        """In any thread. `left`: what there is by now of the nodes that it was made for."""
-        question, shown, landscape = self._question, self._view, left or self._landscape
-        if left is not None:
-            total = np.bincount(left.nodes.pool, left.nodes.devices * GPU, len(left.pools)).astype(np.int64)
-            shown = msgspec.structs.replace(shown, nodes=left.nodes, capacity=total)
-        without = dict(self._hopeless)
-        for _ in range(_TRIES):
-            outcome = deciding.decide(question.policy, memory, question.placement, shown, deciding.on_nodes)
-            cut = self._cut(outcome.verdicts, landscape)
-            short = {n: len(v.seats) for n, v in cut.items() if len(v.seats) < len(outcome.verdicts[n].seats)}
-            outcome = msgspec.structs.replace(outcome, verdicts=outcome.verdicts | cut | without)
-            if not short:
-                break
-            without |= {number: cut[number] for number, got in short.items() if not got}
-            shown = _with_at_most(shown, short)
-        return outcome
+    def decide(self) -> deciding.Verdicts:
+        question = self._question
+        fit = Hidden(self._requests, self._hidden, self._landscape, self._reach) if self._hidden else None
+        decided = cycle.decide(self._view, question.policy, question.state, question.settings, fit)
+        found = deciding.verdicts(self._view, decided, deciding.on_nodes, self._names)
+        scarce = {n: self._told(n, v) for n, v in found.of.items() if v.ground.name == _SCARCE}
+        return msgspec.structs.replace(found, of=found.of | scarce | self._hopeless)
+
+    def _told(self, number: int, verdict: deciding.Verdict) -> deciding.Verdict:
+        scarce = ", ".join(self._hidden[number])
+        return verdict._replace(ground=Said("no-room", f"waits: other jobs have the {scarce} that it asks for"))
 
     def _within_reach(self, number: int) -> BoolArray:
         """The nodes that are allowed and have enough for one worker of what is hidden."""
@@ -111,14 +106,6 @@ class Part:
             parts.append(f"{amount} {resource}" if "/" in resource else f"{amount} MiB {resource}")
         return ", ".join(parts) or "nothing"
 
-    def _width(self, active: Active) -> int:
-        """Milli-devices of a worker; whoever asks for nothing counts as one slice of CPU."""
-        asked = active.request
-        return asked.width_milli or -(-max(asked.cpu_milli, 1) // self._landscape.unit_milli) * GPU
-
-    def _devices(self, active: Active) -> int:
-        return max(-(-self._width(active) // GPU), 1)
-
     def _slots(self, active: Active) -> int:
         """Workers of it that fit on all nodes within its reach, and where it is."""
         asked, reach = active.request, self._reach[active.number]
@@ -134,11 +121,12 @@ class Part:
         """Workers of it that each node holds; worked out once for all jobs that ask for the same."""
         nodes, asked = self._landscape.nodes, active.request
         hidden = self._hidden.get(active.number, {})
-        shape = self._devices(active), asked.cpu_milli, asked.memory_mib, *hidden.items()
+        devices = -(-asked.width_milli // GPU)
+        shape = devices, asked.cpu_milli, asked.memory_mib, *hidden.items()
         room = self._rooms.get(shape)
         if room is None:
-            room = nodes.devices // self._devices(active)
-            shown = (nodes.cpu_milli, asked.cpu_milli), (nodes.memory_mib, asked.memory_mib)
+            room = np.full(len(nodes.name), asked.max_workers, np.int64)
+            shown = (nodes.devices, devices), (nodes.cpu_milli, asked.cpu_milli), (nodes.memory_mib, asked.memory_mib)
             for there, needs in (*shown, *((self._there[resource], needs) for resource, needs in hidden.items())):
                 room = np.minimum(room, there // needs) if needs else room
             self._rooms[shape] = room
@@ -147,60 +135,66 @@ class Part:
     def _rows(self, seats: Iterable[Seat]) -> list[int]:
         return [row for seat in seats if (row := self._row.get(seat.node)) is not None]
 
-    # What no policy sees.
 
-    def _cut(self, verdicts: Mapping[int, deciding.Verdict], landscape: Landscape) -> dict[int, deciding.Verdict]:
-        """The verdicts that change when the hidden resources are counted: such jobs get other places, or fewer.
+class Hidden:
+    """What no policy sees: jobs that ask for other resources get other places than were chosen for them, or fewer.
 
-        Everybody's minimum comes first, in the order of who has workers, is more urgent, came earlier; then the rest.
-        """
-        asking = [self._jobs[n] for n in self._hidden if n in verdicts and verdicts[n].seats]
-        if not asking:
-            return {}
-        resources = sorted({resource for active in asking for resource in self._hidden[active.number]})
-        wished = {active.number: self._rows(verdicts[active.number].seats) for active in asking}
-        left = self._left(landscape, resources)
-        for active in asking:
-            np.subtract.at(left, wished[active.number], self._vector(active, resources))
-        if (left >= 0).all():
-            return {}
-        left = self._left(landscape, resources)
-        for number, verdict in verdicts.items():
-            if number not in wished:
-                np.subtract.at(left, self._rows(verdict.seats), self._vector(self._jobs[number], resources))
-        asking.sort(key=lambda active: (not active.target, -active.request.priority, active.number))
-        places = {}
-        for active in asking:
-            reach = self._reach[active.number] & (landscape.nodes.pool == verdicts[active.number].pool)
-            places[active.number] = _Places(left, self._vector(active, resources), wished[active.number], reach)
-        for active in asking:
-            places[active.number].fill(active.request, active.request.min_workers)
-        for active in asking:
-            if places[active.number].given:
-                places[active.number].fill(active.request, len(wished[active.number]))
-        return {n: self._recut(n, verdicts[n], some.given) for n, some in places.items() if some.given != wished[n]}
+    Everybody's minimum comes first, in the order of who has workers, is more urgent, came earlier; then the rest.
+    """
 
-    def _left(self, landscape: Landscape, resources: Sequence[str]) -> IntArray:
-        """[node, resource]: devices, CPU and memory, then these."""
+    def __init__(
+        self,
+        requests: Mapping[int, JobRequest],
+        hidden: Mapping[int, Amounts],
+        landscape: Landscape,
+        reach: Mapping[int, BoolArray],
+        left: IntArray | None = None,
+    ) -> None:
+        """`left`: [node, resource] of devices, CPU and memory, then the hidden ones; None: all that is there."""
+        self._requests, self._hidden, self._landscape, self._reach = requests, hidden, landscape, reach
+        self._resources = sorted({resource for some in hidden.values() for resource in some})
         nodes = landscape.nodes
         shown = nodes.devices, nodes.cpu_milli, nodes.memory_mib
-        return np.column_stack([*shown, *(landscape.there(resource) for resource in resources)])
+        there = np.column_stack([*shown, *(landscape.there(resource) for resource in self._resources)])
+        self._left: IntArray = there if left is None else left
 
-    def _vector(self, active: Active, resources: Sequence[str]) -> IntArray:
-        """What one worker takes of it."""
-        asked, hidden = active.request, self._hidden.get(active.number, {})
-        shown = self._devices(active), asked.cpu_milli, asked.memory_mib
-        return np.array([*shown, *(hidden.get(resource, 0) for resource in resources)], np.int64)
+    def __call__(self, view: Snapshot, placed: IntArray, pool: IntArray) -> IntArray:
+        numbers = view.job.tolist()
+        asking = [j for j, number in enumerate(numbers) if number in self._hidden and placed[j].any()]
+        if not asking or (self._left - placed.T @ self._asks(numbers) >= 0)[:, 3:].all():
+            return placed
+        others = placed.copy()
+        others[asking] = 0
+        left = self._left - others.T @ self._asks(numbers)
+        asks = self._asks(numbers)
+        asking.sort(key=lambda j: (not view.workers[j], -int(view.priority[j]), numbers[j]))
+        places = {}
+        for j in asking:
+            reach = self._reach[numbers[j]] & (view.nodes.pool == pool[j])
+            wished = np.repeat(np.arange(placed.shape[1]), placed[j]).tolist()
+            places[j] = _Places(left, asks[j], wished, reach)
+        for j in asking:
+            places[j].fill(self._requests[numbers[j]], int(view.min_workers[j]))
+        for j in asking:
+            if places[j].given:
+                places[j].fill(self._requests[numbers[j]], int(placed[j].sum()))
+        fitted = placed.copy()
+        for j, some in places.items():
+            fitted[j] = np.bincount(some.given, minlength=placed.shape[1])
+        return fitted
 
-    def _recut(self, number: int, verdict: deciding.Verdict, rows: Sequence[int]) -> deciding.Verdict:
-        seats = tuple(Seat(self._landscape.nodes.name[row]) for row in rows)
-        if len(seats) == len(verdict.seats):
-            return verdict._replace(seats=seats)
-        scarce = ", ".join(self._hidden[number])
-        if not seats:
-            return deciding.Verdict((), -1, Said("no-room", f"waits: other jobs have the {scarce} that it asks for"))
-        told = f"has {len(seats)} of {len(verdict.seats)} workers: there is no more {scarce} for it"
-        return verdict._replace(seats=seats, ground=Said("cut-to-room", told))
+    def after(self, view: Snapshot, placed: IntArray) -> Hidden:
+        left = self._left - placed.T @ self._asks(view.job.tolist())
+        return Hidden(self._requests, self._hidden, self._landscape, self._reach, left)
+
+    def _asks(self, numbers: Sequence[int]) -> IntArray:
+        """[job, resource] what one worker takes."""
+        rows = []
+        for number in numbers:
+            asked, hidden = self._requests[number], self._hidden.get(number, {})
+            shown = -(-asked.width_milli // GPU), asked.cpu_milli, asked.memory_mib
+            rows.append([*shown, *(hidden.get(resource, 0) for resource in self._resources)])
+        return np.array(rows, np.int64).reshape(len(rows), 3 + len(self._resources))
 
 
 class _Places:
@@ -230,10 +224,3 @@ class _Places:
         if count > 0:
             self._left[row] -= count * self._asks
             self.given += [row] * count
-
-
-def _with_at_most(shown: Snapshot, most: Mapping[int, int]) -> Snapshot:
-    """With fewer workers for some; without those that get none."""
-    high = np.array([most.get(n, high) for n, high in zip(shown.job.tolist(), shown.max_workers.tolist(), strict=True)])
-    capped = msgspec.structs.replace(shown, max_workers=high, requested=np.minimum(shown.requested, high))
-    return services.only(capped, high > 0)

@@ -1,7 +1,5 @@
 """A cluster as a site: what a policy is shown of it, and what is free there at this moment.
 
-Two questions make one decision: first the jobs that want GPUs, then those that want none, with what the first leave.
-
 A worker counts as what its pod holds; one that is still to come, as its template and at least as those of its job that
 are there: a template may have been changed since, and admission may make pods larger than it says.
 """
@@ -22,9 +20,9 @@ from stretto.kubernetes import capacity, fitting, pods, quantities
 from stretto.kubernetes.cluster import Cluster, gpu_memory_mib, job_of
 from stretto.kubernetes.drivers import driver_for
 from stretto.kubernetes.ground import Ground
-from stretto.kubernetes.landscape import There, slice_milli
+from stretto.kubernetes.landscape import landscape
 from stretto.kubernetes.model import CPU, MEMORY, POD_COUNT, Amounts, Pod
-from stretto.kubernetes.question import Part
+from stretto.kubernetes.question import ClusterQuestion
 from stretto.kubernetes.register import Entry, Register
 from stretto.server import deciding, reconcile
 from stretto.server.book import Active
@@ -45,36 +43,20 @@ class ClusterSite:
 
     # What a policy is shown.
 
-    def ask(self, question: Question) -> Callable[[], deciding.Outcome]:
+    def ask(self, question: Question) -> Callable[[], deciding.Verdicts]:
         room, fit = self._cluster.room(), self._cluster.fitting()
         entries = {active.number: self._register[active.number] for active in question.jobs}
         needs = {number: self._needs(entry) for number, entry in entries.items()}
         jobs = [self._as_large(active, needs[active.number]) for active in question.jobs]
-        types = self._cluster.types()
-        there = There(room, self._cluster.gpu_resource, self.pools(), types, [gpu_memory_mib(n) for n in fit.nodes])
-        wide = [active for active in jobs if active.request.width_milli]
-        plain = [active for active in jobs if not active.request.width_milli]
+        memory_mib = [gpu_memory_mib(node) for node in fit.nodes]
+        there = landscape(room, self._cluster.gpu_resource, self.pools(), self._cluster.types(), memory_mib)
         reach = {number: fit.mask(fitting.signature(entry.shape)) for number, entry in entries.items()}
         why_not = {
             number: fit.why_not(fitting.signature(entries[number].shape))
             for number, mask in reach.items()
             if not mask.any()
         }
-        memory = question.memory or (None, None)
-        gpus = Part(question, wide, there.with_gpus(), reach, needs, self._estimates, why_not)
-        unit = slice_milli(plain)
-        cpus = Part(question, plain, there.with_cores(unit), reach, needs, self._estimates, why_not)
-
-        def decide() -> deciding.Outcome:
-            first = gpus.decide(memory[0])
-            if not plain:
-                return deciding.Outcome(first.verdicts, (first.memory, None), first.wake_s)
-            second = cpus.decide(memory[1], there.after(first.verdicts, needs).with_cores(unit) if wide else None)
-            return deciding.Outcome(
-                first.verdicts | second.verdicts, (first.memory, second.memory), min(first.wake_s, second.wake_s)
-            )
-
-        return decide
+        return ClusterQuestion(question, jobs, there, reach, needs, self._estimates, why_not).decide
 
     # What is free now.
 

@@ -1,37 +1,33 @@
-"""One decision: a snapshot in, seats for every job out, each with its reason. Pure.
-
-1. The policy says how many workers each job gets; what it must not say is an error and changes nothing.
-2. Resizes that do not pay are dropped (`core.plan.settle`).
-3. The placement says on which nodes; whoever does not fit gets fewer, and is told so.
-4. Devices: who has a seat keeps it.
-"""
+"""What the cycle decided, as the loop carries it out: seats for every job, each with its reason. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
-from stretto.core import asking, placement, plan, reasons, services, steps
-from stretto.core.decision import Decision, Memory
+from stretto.core import reasons
+from stretto.core.cores import CPU_POOL
+from stretto.core.cycle import CycleState
+from stretto.core.cycle import Outcome as Decided
 from stretto.core.placement import devices
-from stretto.core.policy import Policy
 from stretto.core.snapshot import GPU, IntArray, Snapshot
 from stretto.jobs.model import Seat
 from stretto.server.book import Reasoned
 
 
 class Ground(NamedTuple):
-    """Why a job has the workers it has: a code of `core.reasons` and the two numbers that decided."""
+    """Why a job has the workers it has: a code of `core.reasons`, the two numbers that decided, and the names of the
+    jobs that it is about."""
 
     code: int
     first: float = 0.0
     second: float = 0.0
     unit: str = "GPU"
     """What a device is called."""
+    jobs: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -39,7 +35,7 @@ class Ground(NamedTuple):
 
     @property
     def text(self) -> str:
-        return reasons.explain(self.code, self.first, self.second).replace("GPU", self.unit)
+        return reasons.explain(self.code, self.first, self.second, self.jobs).replace("GPU", self.unit)
 
 
 class Verdict(NamedTuple):
@@ -51,71 +47,35 @@ class Verdict(NamedTuple):
     rejected: bool = False
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    verdicts: dict[int, Verdict]
+class Verdicts(msgspec.Struct, frozen=True):
+    of: dict[int, Verdict]
     """By job number."""
-    memory: Memory
+    state: CycleState
     wake_s: float
 
 
 Seating: TypeAlias = Callable[[Snapshot, IntArray, IntArray], dict[int, tuple[Seat, ...]]]
 """(view, [job, node] workers, pool) -> the seats of every job that has some, by job number."""
 
-_TRIES = 3
 
-
-def decide(policy: Policy, memory: Memory, place: str, view: Snapshot, seating: Seating) -> Outcome:
-    """Raises `PolicyError` and the like."""
-    if not len(view):
-        return Outcome({}, memory, math.inf)
-    decision, placed = _placed(policy, memory, place, view)
-    seats = seating(view, placed, decision.pool)
-    free = float(view.capacity.sum() - (placed.sum(axis=1) * view.width).sum()) / GPU
-    turned_away = np.zeros(len(view), np.bool_) if decision.rejected is None else decision.rejected
-    detail = decision.detail[:, 0], decision.detail[:, 1]
-    columns = (view.job, placed.sum(axis=1), decision.workers, decision.pool, decision.reason, *detail, turned_away)
-    verdicts: dict[int, Verdict] = {}
+def verdicts(view: Snapshot, decided: Decided, seating: Seating, names: Mapping[int, str]) -> Verdicts:
+    """`names`: of the jobs, by number, for the reasons."""
+    seats = seating(view, decided.placed, decided.pool)
+    detail = decided.detail[:, 0], decided.detail[:, 1]
+    columns = (view.job, view.width, decided.pool, decided.reason, *detail, decided.rejected, decided.about)
+    found: dict[int, Verdict] = {}
     same: dict[tuple[object, ...], Verdict] = {}
-    for number, got, wish, pool, code, first, second, gone in zip(
+    for number, width, pool, code, first, second, gone, about in zip(
         *(column.tolist() for column in columns), strict=True
     ):
-        if got != wish:
-            code, first, second = reasons.fragmented(wish, got, free)
-        its = seats.get(number, ())
+        its, jobs = seats.get(number, ()), tuple([names.get(n, f"job {n}") for n in about if n >= 0])
         # Most of a long queue waits for the same reason.
-        verdict = same.get(key := (its, pool, code, first, second, gone))
+        verdict = same.get(key := (its, width > 0, pool, code, first, second, gone, jobs))
         if verdict is None:
-            ground = Ground(code, first, second, "slot" if view.pools[max(pool, 0)] == "cpu" else "GPU")
-            verdict = same[key] = Verdict(its, pool, ground, gone)
-        verdicts[number] = verdict
-    return Outcome(verdicts, decision.memory, decision.wake_s)
-
-
-def _placed(policy: Policy, memory: Memory, place: str, view: Snapshot) -> tuple[Decision, IntArray]:
-    """What the policy says, and where that is. A policy counts devices and does not see who can reach them: it is asked
-    again with what a job can have at most, so that the others get the rest."""
-    for _ in range(_TRIES):
-        decision = plan.settle(view, asking.ask(policy, view, memory))
-        if decision.nodes is not None and view.reach is None:
-            return decision, decision.nodes
-        placed = _place(place, view, decision)
-        got = placed.sum(axis=1)
-        short = (got < decision.workers) & (got >= view.min_workers)
-        if view.reach is None or not short.any():
-            break
-        high = np.where(short, got, view.max_workers)
-        view = msgspec.structs.replace(view, max_workers=high, requested=np.minimum(view.requested, high))
-    return decision, placed
-
-
-def _place(place: str, view: Snapshot, decision: Decision) -> IntArray:
-    """[job, node] workers. Who has none and gets none is no concern of a placement: that is most of a long queue."""
-    concerned = (decision.workers > 0) | view.placed.any(axis=1)
-    some = services.only(view, concerned)
-    placed = np.zeros((len(view), len(view.nodes.name)), np.int64)
-    found = placement.load(place)(some, decision.workers[concerned], decision.pool[concerned])
-    placed[concerned] = steps.trimmed(some, found)
-    return placed
+            unit = "core" if not width else "slot" if view.pools[max(pool, 0)] == CPU_POOL else "GPU"
+            verdict = same[key] = Verdict(its, pool, Ground(code, first, second, unit, jobs), gone)
+        found[number] = verdict
+    return Verdicts(found, decided.state, decided.wake_s)
 
 
 def on_nodes(view: Snapshot, placed: IntArray, pool: IntArray) -> dict[int, tuple[Seat, ...]]:

@@ -18,8 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from stretto.backends.protocol import Backend, Exit, LaunchError, LaunchFault, News, Started
-from stretto.core.decision import Memory
+from stretto.core import cycle
+from stretto.core.agenda import Agenda
+from stretto.core.cycle import CycleState
 from stretto.core.policy import Policy
 from stretto.errors import StrettoError
 from stretto.jobs import events as e
@@ -28,7 +32,6 @@ from stretto.server import deciding, reconcile, view
 from stretto.server.book import Active, Book, Said
 from stretto.server.drivers.base import Driver, End, Fault, Surroundings
 from stretto.server.estimates import Estimates
-from stretto.server.pacing import Rest
 from stretto.server.site import Question, Site
 from stretto.server.view import Cluster, Hold, Quota
 
@@ -46,7 +49,7 @@ class Rules:
     """What can be changed while jobs run."""
 
     policy: Policy
-    placement: str = "fewest-moves"
+    settings: cycle.Settings = field(default_factory=lambda: cycle.Settings(placement="fewest-moves"))
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     """By user; `*` is everybody else."""
     drained: frozenset[str] = frozenset()
@@ -95,12 +98,10 @@ class Loop:
         """When a worker that was asked to leave is killed, by launch."""
         self._asked: set[str] = set()
         """Launches that were sent a signal."""
-        self.memory: Memory = None
-        """What the policy wants to remember."""
-        self._wake_s = math.inf
-        self._must_decide = True
+        self.state = CycleState()
+        """What the cycle and the policy remember."""
+        self._agenda = Agenda()
         self._adopting = False
-        self._rest = Rest()
         self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -129,7 +130,6 @@ class Loop:
 
     async def run(self) -> None:
         """Until cancelled. A mistake of ours must not stop it: it is said, and everything is looked at again."""
-        self._must_decide = True
         while True:
             try:
                 await self._wait()
@@ -138,7 +138,7 @@ class Loop:
                 await asyncio.sleep(min(2 * self.act_s, _LONGEST_REST_S) if self.act_s > _SHORT_S else 0)
             except Exception:
                 _log.exception("a turn of the scheduling loop failed")
-                self._must_decide = True
+                self._touch(urgent=True)
                 await asyncio.sleep(_AFTER_MISTAKE_S)
 
     async def _turn(self) -> None:
@@ -147,11 +147,7 @@ class Loop:
         self._kill_overdue(now_s)
         self._end_overdue(now_s)
         if now_s >= self._ask_s():
-            self._must_decide = False
-            began_s = time.monotonic()
-            await self._decide()
-            self.decision_s = time.monotonic() - began_s
-            self._rest = self._rest.after(now_s, self.clock(), self.decision_s)
+            await self._decide(now_s)
         began_s = time.monotonic()
         self._act()
         self.act_s = time.monotonic() - began_s
@@ -164,25 +160,30 @@ class Loop:
             await driver.close()
         await self.backend.close()
 
-    def wake(self, *, decide: bool, act: bool = True) -> None:
-        """Something has changed; `decide`: something that a policy should know. Without `act` nothing can be done
-        before it was asked, and if that is about to happen anyway nobody is woken."""
-        if act or not self._must_decide:
+    def wake(self, *, decide: bool, act: bool = True, urgent: bool = False) -> None:
+        """Something has changed; `decide`: something that a policy should know; `urgent`: that even one which decides
+        in rounds should know now. Without `act` nothing can be done before it was asked, and if that is about to happen
+        anyway nobody is woken."""
+        if act or self._agenda.wake_s > self.clock():
             self._woken.set()
-        self._must_decide = self._must_decide or decide
+        if decide:
+            self._touch(urgent=urgent)
 
-    def set_policy(self, policy: Policy, placement: str) -> None:
+    def _touch(self, *, urgent: bool) -> None:
+        self._agenda = self._agenda.touched(self.clock(), rounds=self.rules.policy.traits.rounds, urgent=urgent)
+
+    def set_policy(self, policy: Policy, settings: cycle.Settings) -> None:
         """From now on. What the last policy remembered means nothing to this one."""
-        self.rules.policy, self.rules.placement = policy, placement
-        self.memory, self._wake_s = None, math.inf
-        self.wake(decide=True)
+        self.rules.policy, self.rules.settings = policy, settings
+        self.state = CycleState(blocked=self.state.blocked)
+        self.wake(decide=True, urgent=True)
 
     # Waiting.
 
     def _ask_s(self) -> float:
         """When the policy is asked next, as things are."""
         held_s = min((hold.until_s for hold in self.holds.values()), default=math.inf)
-        return max(self._rest.over_s, 0.0 if self._must_decide else min(self._wake_s, held_s))
+        return max(self._agenda.rest_s, min(self._agenda.wake_s, held_s))
 
     async def _wait(self) -> None:
         """Until somebody wakes us, or a decision or a deadline is due."""
@@ -204,32 +205,44 @@ class Loop:
 
     # Deciding.
 
-    async def _decide(self) -> None:
-        now_s = self.clock()
+    async def _decide(self, now_s: float) -> None:
+        """Ask, and take over what is answered. What happens meanwhile is the next decision's business."""
+        self._agenda = msgspec.structs.replace(self._agenda, wake_s=math.inf)
+        began_s, policy = time.monotonic(), self.rules.policy
+        question = self._question(now_s)
+        try:
+            answer: deciding.Verdicts | StrettoError = await asyncio.to_thread(self.site.ask(question))
+        except StrettoError as error:
+            answer = error
+        self.decision_s = time.monotonic() - began_s
+        touched_s = self._agenda.wake_s
+        wake_s = min(touched_s, answer.wake_s if isinstance(answer, deciding.Verdicts) else math.inf)
+        self._agenda = self._agenda.answered(now_s, self.clock(), self.decision_s, wake_s)
+        if policy is not self.rules.policy:
+            # Another one was chosen meanwhile; what this one remembers means nothing to it.
+            self._touch(urgent=True)
+        elif isinstance(answer, StrettoError):
+            self._be_in_trouble(answer)
+        else:
+            self._take_over(answer)
+
+    def _question(self, now_s: float) -> Question:
         jobs = [self.book.jobs[number] for number in sorted(self.book.jobs)]
         self.holds, most = view.held(jobs, self.book.names, self.rules.quotas, now_s)
         shown = [active for active in jobs if active.number not in self.holds] if self.holds else jobs
         for number, hold in self.holds.items():
             self._hold(self.book.jobs[number], hold)
-        policy = self.rules.policy
-        question = Question(
-            jobs=shown, most=most, policy=policy, placement=self.rules.placement, memory=self.memory,
+        return Question(
+            jobs=shown, most=most, policy=self.rules.policy, settings=self.rules.settings, state=self.state,
             drained=self.rules.drained, now_s=now_s,
         )  # fmt: skip
-        try:
-            outcome = await asyncio.to_thread(self.site.ask(question))
-        except StrettoError as error:
-            self._be_in_trouble(policy, error)
-            return
-        if policy is not self.rules.policy:
-            # Another one was chosen meanwhile; what this one remembers means nothing to it.
-            self._must_decide = True
-            return
+
+    def _take_over(self, answer: deciding.Verdicts) -> None:
         self.decisions += 1
         self.trouble = ""
-        self.memory, self._wake_s = outcome.memory, outcome.wake_s
+        self.state = answer.state
         known = self.book.jobs
-        for number, verdict in outcome.verdicts.items():
+        for number, verdict in answer.of.items():
             active = known.get(number)
             if active is None:
                 continue
@@ -238,15 +251,16 @@ class Loop:
             else:
                 active.ground = verdict.ground
 
-    def _be_in_trouble(self, policy: Policy, error: StrettoError) -> None:
+    def _be_in_trouble(self, error: StrettoError) -> None:
         """The policy's fault: what runs goes on as it is, and everybody can read why. It is asked once more without
         what it remembered."""
-        if policy is not self.rules.policy or self.memory is not None:
-            self.memory, self._must_decide = None, True
+        if self.state.policy is not None or self.state.cores is not None:
+            self.state = CycleState(blocked=self.state.blocked)
+            self._touch(urgent=True)
             return
         if str(error) != self.trouble:
             _log.warning("no decision could be made: %s", error)
-        self.trouble, self._wake_s = str(error), math.inf
+        self.trouble = str(error)
         for active in self.book:
             if not active.target and active.number not in self.holds:
                 active.ground = Said("trouble", f"waits: {error.message}")
@@ -524,7 +538,7 @@ class Loop:
         if active is None:
             return
         self._settle(active)
-        self.wake(decide=True)
+        self.wake(decide=True, urgent=active.request.is_service)
 
     def _progressed(self, number: int) -> None:
         active = self.book.active(number)

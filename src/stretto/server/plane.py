@@ -22,7 +22,7 @@ import numpy as np
 from stretto import plugins
 from stretto.backends.protocol import Backend, Node
 from stretto.control.coordination import Socket
-from stretto.core import placement
+from stretto.core import cycle, placement
 from stretto.core.policy import Policy
 from stretto.core.request import JobRequest
 from stretto.errors import Conflict, Impossible, NotFound, StrettoError, Unavailable, UsageError
@@ -147,7 +147,7 @@ class Plane:
         """Why the policy that was chosen earlier is not the one that decides."""
         rules = Rules(
             self._policy(chosen, optional=not policy),
-            chosen["placement"],
+            cycle.Settings(placement=chosen["placement"]),
             quotas or {},
             frozenset(settings.get("drained", ())),
         )
@@ -417,7 +417,7 @@ class Plane:
             first = {active.number for active in [a for a in shown if not a.target][:_MOST_FORESEEN]}
             shown = [a for a in shown if a.target or a.number in first or a.number in asked_for]
         view = views.snapshot(shown, self.loop.cluster, self.loop.estimates, now_s, most)
-        found = await asyncio.to_thread(forecasts.forecast, view, rules.policy, self.loop.memory)
+        found = await asyncio.to_thread(forecasts.forecast, view, rules.policy, self.loop.state)
         told = zip(shown, found.start_s.tolist(), found.end_s.tolist(), strict=True)
         answers = [
             Foreseen(job=a.number, name=a.job.name, start_s=_finite(start_s), end_s=_finite(end_s))
@@ -485,23 +485,23 @@ class Plane:
         self.loop.rules.drained = frozenset(names)
         self.store.put_setting("drained", sorted(names))
         await self.book.note("drained" if drained else "undrained", by, node=node)
-        self.loop.wake(decide=True)
+        self.loop.wake(decide=True, urgent=True)
 
     def policy(self) -> PolicyInfo:
         rules = self.loop.rules
         return PolicyInfo(
             name=rules.policy.name,
             options=self._options,
-            placement=rules.placement,
+            placement=rules.settings.placement,
             trouble=self.loop.trouble or self._lost,
         )
 
     async def set_policy(self, name: str, options: dict[str, Any], place: str | None, by: str) -> PolicyInfo:
-        place = place or self.loop.rules.placement
+        place = place or self.loop.rules.settings.placement
         policy = await asyncio.to_thread(plugins.find, name, options)
         placement.load(place)
         self._options, self._lost = options, ""
-        self.loop.set_policy(policy, place)
+        self.loop.set_policy(policy, msgspec.structs.replace(self.loop.rules.settings, placement=place))
         self.store.put_setting("policy", {"name": name, "options": options, "placement": place})
         await self.book.note("policy", by, name=name, options=options, placement=place)
         return self.policy()
@@ -545,7 +545,7 @@ class Plane:
         if self.book.trouble:
             raise Unavailable(f"nothing can be written down now: {self.book.trouble}", hint="try again later")
         durable = self.book.record(active.number, event)
-        self.loop.wake(decide=True)
+        self.loop.wake(decide=True, urgent=True)
         await durable
 
     def _current(self, job: Job) -> Job:

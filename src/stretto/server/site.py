@@ -14,7 +14,8 @@ from typing import Protocol
 import msgspec
 
 from stretto.backends.protocol import Backend, Exit, Launch
-from stretto.core.decision import Memory
+from stretto.core import cycle
+from stretto.core.cycle import CycleState
 from stretto.core.policy import Policy
 from stretto.jobs import events as e
 from stretto.jobs.model import Job, Worker
@@ -36,8 +37,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     most: Mapping[int, int]
     """Lowers the maximum of some (quotas), by number."""
     policy: Policy
-    placement: str
-    memory: Memory
+    settings: cycle.Settings
+    state: CycleState
     drained: frozenset[str]
     now_s: float
 
@@ -46,7 +47,7 @@ class Site(Protocol):
     def pools(self) -> tuple[str, ...]:
         """The device types, in the order in which verdicts count them."""
 
-    def ask(self, question: Question) -> Callable[[], deciding.Outcome]:
+    def ask(self, question: Question) -> Callable[[], deciding.Verdicts]:
         """Look at everything now; what is given back decides, in any thread. It raises `PolicyError` and the like."""
 
     def floor(self, situations: Sequence[reconcile.Situation]) -> reconcile.Floor:
@@ -70,13 +71,18 @@ class LocalSite:
     def pools(self) -> tuple[str, ...]:
         return view.Cluster(self._backend.nodes()).pools
 
-    def ask(self, question: Question) -> Callable[[], deciding.Outcome]:
+    def ask(self, question: Question) -> Callable[[], deciding.Verdicts]:
         jobs, most = question.jobs, question.most
         cluster = view.Cluster(self._backend.nodes(), question.drained)
         snapshot = view.snapshot(jobs, cluster, self._estimates, question.now_s, most)
         seats = {active.number: view.kept(active, most.get(active.number)) for active in jobs if active.target}
-        seating = partial(deciding.on_devices, seats)
-        return partial(deciding.decide, question.policy, question.memory, question.placement, snapshot, seating)
+        names = {active.number: active.job.name for active in jobs}
+
+        def decide() -> deciding.Verdicts:
+            decided = cycle.decide(snapshot, question.policy, question.state, question.settings)
+            return deciding.verdicts(snapshot, decided, partial(deciding.on_devices, seats), names)
+
+        return decide
 
     def floor(self, situations: Sequence[reconcile.Situation]) -> reconcile.Floor:
         return reconcile.Devices(situations)

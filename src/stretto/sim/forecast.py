@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from stretto.core import services
-from stretto.core.decision import Memory
+from stretto.core.agenda import Agenda
+from stretto.core.cycle import CycleState
 from stretto.core.estimate.remaining import expected_steps
 from stretto.core.policy import Policy
 from stretto.core.snapshot import FloatArray, Snapshot
@@ -33,7 +34,7 @@ class Forecast(msgspec.Struct, frozen=True):
     end_s: FloatArray
 
 
-def forecast(view: Snapshot, policy: Policy, memory: Memory = None) -> Forecast:
+def forecast(view: Snapshot, policy: Policy, state: CycleState | None = None) -> Forecast:
     """What will happen if nothing else comes."""
     start_s, end_s = np.full(len(view), np.nan), np.full(len(view), np.nan)
     start_s[view.workers > 0] = 0.0
@@ -42,16 +43,16 @@ def forecast(view: Snapshot, policy: Policy, memory: Memory = None) -> Forecast:
         return Forecast(start_s, end_s)
     served = view.used_milli(np.where(view.is_service, view.workers, 0), np.maximum(view.pool, 0))
     rest = services.only(view, training, view.capacity - served)
-    ours_start_s, ours_end_s = _run(rest, policy, memory)
+    ours_start_s, ours_end_s = _run(rest, policy, state)
     start_s[training] = np.where(rest.workers > 0, 0.0, ours_start_s)
     end_s[training] = ours_end_s
     return Forecast(start_s, end_s)
 
 
-def _run(view: Snapshot, policy: Policy, memory: Memory) -> tuple[FloatArray, FloatArray]:
+def _run(view: Snapshot, policy: Policy, state: CycleState | None) -> tuple[FloatArray, FloatArray]:
     engine = Engine(_trace(view), view.pools, view.nodes, policy, _settings(view))
     engine.machines.capacity = view.capacity
-    engine.memory, engine.history = memory, view.history
+    engine.state, engine.history = state or CycleState(), view.history
     jobs = engine.jobs
     jobs.admit(0.0)
     jobs.workers, jobs.pool = view.workers.copy(), view.pool.copy()
@@ -60,7 +61,7 @@ def _run(view: Snapshot, policy: Policy, memory: Memory) -> tuple[FloatArray, Fl
     # Of those that wait the next start is asked for, also if they ran before.
     jobs.started_s = np.where(view.workers > 0, view.started_s - view.now_s, np.nan)
     jobs.refresh()
-    engine.wake_s = 0.0
+    engine.agenda = Agenda(wake_s=0.0)
     try:
         result = engine.run()
     except PolicyError:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 
-from stretto.core import asking, placement, reasons, steps
-from stretto.core.decision import Decision, Memory
+from stretto.core import cycle
+from stretto.core.agenda import Agenda
+from stretto.core.cycle import CycleState, Outcome
 from stretto.core.policy import Policy
 from stretto.core.reasons import Reason
-from stretto.core.snapshot import GPU, History, IntArray, Nodes, Snapshot
+from stretto.core.snapshot import BoolArray, History, IntArray, Nodes, Snapshot
 from stretto.sim import learning
 from stretto.sim.active import Active
 from stretto.sim.machines import Machines
@@ -44,8 +46,9 @@ class Engine:
         self.views = Views(trace, settings)
         self.learner = learning.learner(settings)
         self.history = History()
-        self.memory: Memory = None
-        self.now_s, self.wake_s, self.asked_s = 0.0, math.inf, -math.inf
+        self.rules, self.state = settings.cycle, CycleState()
+        self.agenda = Agenda(wake_s=math.inf)
+        self.now_s = 0.0
         self.changes: list[Change] = []
         self.events = self.decisions = self.idle = 0
 
@@ -55,23 +58,19 @@ class Engine:
             self.now_s = self.next_moment()
             self.events += 1
             touched = self._release_finished() | self.jobs.admit(self.now_s)
-            touched |= self._apply_failures() | self._apply_loads()
-            if touched and not (self.policy.traits.rounds and self.wake_s < math.inf):
-                self.wake_s = min(self.wake_s, self.now_s)
-            if self.now_s >= self._next_ask():
+            urgent = self._apply_failures() | self._apply_loads()
+            if touched or urgent:
+                rounds = self.policy.traits.rounds
+                self.agenda = self.agenda.touched(self.now_s, rounds=rounds, urgent=urgent)
+            if self.now_s >= self.agenda.due_s(self.settings.slot_s):
                 self.ask_and_act()
             if self.progress is not None and self.events % REPORT_EVERY == 0:
                 self.progress(self.jobs.ended, len(self.trace))
         return self.result()
 
-    def _next_ask(self) -> float:
-        slot_s = self.settings.slot_s
-        ask_s = max(self.wake_s, self.asked_s + self.settings.gap_s)
-        return math.ceil(ask_s / slot_s) * slot_s if slot_s and ask_s < math.inf else ask_s
-
     def next_moment(self) -> float:
         """When anything happens next."""
-        ask_s = self._next_ask()
+        ask_s = self.agenda.due_s(self.settings.slot_s)
         end_s = float(self.jobs.finish_s.min(initial=math.inf))
         moment_s = min(ask_s, self.jobs.next_arrival_s, end_s, self.machines.next_s, self._next_load_change())
         self.idle = self.idle + 1 if moment_s == ask_s else 0
@@ -137,60 +136,36 @@ class Engine:
 
     def ask_and_act(self) -> None:
         """Let the policy decide, and carry it out."""
-        jobs = self.jobs
-        if not len(jobs):
-            self.wake_s = math.inf
+        if not len(self.jobs):
+            self.agenda = self.agenda.answered(self.now_s, self.now_s, 0.0, math.inf, self.settings.gap_s)
             return
         view = self.snapshot()
-        decision = asking.ask(self.policy, view, self.memory, f" at {view.now_s:g} s")
-        self.asked_s, self.memory, self.wake_s = self.now_s, decision.memory, decision.wake_s
+        outcome = cycle.decide(view, self.policy, self.state, self.rules, when=f" at {view.now_s:g} s")
+        self.agenda = self.agenda.answered(self.now_s, self.now_s, 0.0, outcome.wake_s, self.settings.gap_s)
+        self.state = outcome.state
         self.decisions += 1
-        if decision.rejected is not None and decision.rejected.any():
-            decision = self._turn_away(decision)
-        placed = self._place(view, decision) if self.placing else jobs.placed
-        workers = placed.sum(axis=1) if self.placing else decision.workers
-        pool = np.where(workers > 0, decision.pool, -1)
-        changed = (workers != jobs.workers) | ((workers > 0) & (pool != jobs.pool))
-        if self.placing:
-            changed |= (placed != jobs.placed).any(axis=1)
-        if changed.any():
-            jobs.change(changed, workers, pool, placed, self.now_s)
-            if self.settings.record:
-                self._record(np.flatnonzero(changed), decision)
+        if outcome.rejected.any():
+            self.jobs.reject(outcome.rejected, self.now_s)
+            outcome = _without(outcome, outcome.rejected)
+        self._carry_out(outcome)
         if self.learner and not self.policy.traits.rounds:
+            jobs = self.jobs
             news_s = self.learner.next_s(jobs.row, jobs.workers, jobs.pool, jobs.changed_s)
-            self.wake_s = min(self.wake_s, news_s)
+            self.agenda = msgspec.structs.replace(self.agenda, wake_s=min(self.agenda.wake_s, news_s))
 
-    def _turn_away(self, decision: Decision) -> Decision:
-        """Let the rejected jobs go; the decision on the others."""
-        gone = decision.rejected
-        assert gone is not None
-        self.jobs.reject(gone, self.now_s)
-        stay = ~gone
-        return Decision(
-            workers=decision.workers[stay], pool=decision.pool[stay], reason=decision.reason[stay],
-            detail=decision.detail[stay], nodes=None if decision.nodes is None else decision.nodes[stay],
-        )  # fmt: skip
-
-    def _place(self, view: Snapshot, decision: Decision) -> IntArray:
-        if decision.nodes is not None:
-            return decision.nodes
-        if len(view) != len(self.jobs):
-            view = self.snapshot()
-        placed = placement.load(self.settings.placement or "pack")(view, decision.workers, decision.pool)
-        return steps.trimmed(view, placed)
+    def _carry_out(self, outcome: Outcome) -> None:
+        jobs = self.jobs
+        changed = (outcome.workers != jobs.workers) | ((outcome.workers > 0) & (outcome.pool != jobs.pool))
+        if self.placing:
+            changed |= (outcome.placed != jobs.placed).any(axis=1)
+        if not changed.any():
+            return
+        jobs.change(changed, outcome.workers, outcome.pool, outcome.placed, self.now_s)
+        if self.settings.record:
+            for j in np.flatnonzero(changed).tolist():
+                self._note(j, Reason(int(outcome.reason[j])), *outcome.detail[j].tolist())
 
     # What is left behind.
-
-    def _record(self, changed: IntArray, decision: Decision) -> None:
-        jobs = self.jobs
-        free = int(self.machines.capacity.sum() - (jobs.workers * self.trace.width[jobs.row]).sum()) / GPU
-        for j in changed.tolist():
-            wish, got = int(decision.workers[j]), int(jobs.workers[j])
-            if got == wish:
-                self._note(j, Reason(int(decision.reason[j])), *decision.detail[j].tolist())
-            else:
-                self._note(j, *reasons.fragmented(wish, got, free))
 
     def _note(self, j: int, reason: Reason, first: float, second: float) -> None:
         if not self.settings.record:
@@ -217,3 +192,9 @@ class Engine:
             decisions=self.decisions,
             changes=tuple(self.changes),
         )
+
+
+def _without(outcome: Outcome, gone: BoolArray) -> Outcome:
+    """The outcome for the jobs that were not turned away."""
+    names = ("workers", "pool", "placed", "reason", "detail", "about", "decided", "rejected")
+    return msgspec.structs.replace(outcome, **{name: getattr(outcome, name)[~gone] for name in names})

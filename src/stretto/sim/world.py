@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from stretto.core import cycle
 from stretto.core.snapshot import BoolArray, FloatArray, IntArray
 
 
@@ -43,9 +44,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     failures: tuple[Failure, ...] = ()
     checkpoint_s: float = 0.0
     """Progress that a job loses, at most, when a failure leaves it no worker."""
+    hysteresis: bool | None = None
+    """Whether resizes that do not pay are dropped; None: as the policy declares."""
+    stops_lose_work: bool = False
+    """Policies may stop jobs that lose their work by it."""
+    reserve_after_s: float = 60.0
+    """A job that such jobs keep waiting gets a reservation after so long."""
     seed: int = 0
     record: bool = False
     """Keep every decision, so that it can be drawn, explained or replayed."""
+
+    @property
+    def cycle(self) -> cycle.Settings:
+        """What the decision cycle is told. Where nodes fail they must be told apart."""
+        return cycle.Settings(
+            placement=self.placement or ("pack" if self.failures else ""),
+            hysteresis=self.hysteresis,
+            stops_lose_work=self.stops_lose_work,
+            reserve_after_s=self.reserve_after_s,
+        )
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -103,6 +103,7 @@ class _Late(msgspec.Struct, frozen=True):
         preempts="any",
         elastic=True,
         starvation_free=True,
+        hysteresis=True,
         uses=frozenset({"curve", "history", "priority"}),
     ),
     options=Options,

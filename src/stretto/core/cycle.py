@@ -1,0 +1,246 @@
+"""One decision, the same in every world: a snapshot in, workers and places for every job out, each with its reason.
+
+1. *Lower* each job's maximum to the size at which it is fastest (`ceilings`).
+2. *Split*: jobs with GPUs first, then those without on the cores that are left (`cores`).
+3. *Ask* the policy, and keep what it must not take: jobs that would lose their work (`pinned`, `reservations`).
+4. *Drop* the resizes that do not pay (`hysteresis`).
+5. *Place* workers on nodes. Whoever does not fit gets fewer; where that is because of nodes that a job cannot use, the
+   policy is asked again with what it can have at most, so that others get the rest.
+6. *Explain*: whoever got less than was decided is told so.
+
+The server, the Kubernetes controller, the simulator and forecasts call `decide`; a record of its arguments and its
+outcome can be played again to the byte. Pure: no clock, no randomness.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.core import ceilings, cores, hysteresis, pinned, placement, reasons, reservations, services, steps
+from stretto.core.decision import Decision, Memory
+from stretto.core.pinned import Answer
+from stretto.core.policy import Policy
+from stretto.core.reasons import Reason
+from stretto.core.reservations import Wait
+from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Snapshot
+
+_T = TypeVar("_T", np.int64, np.float64, np.bool_)
+
+_TRIES = 3
+"""How often a policy is asked about one question because of places."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an administrator may choose."""
+
+    placement: str = ""
+    """Name of a placement; empty: devices are only counted."""
+    hysteresis: bool | None = None
+    """Whether resizes that do not pay are dropped; None: as the policy declares."""
+    stops_lose_work: bool = False
+    """Let policies stop jobs that lose their work by it, as they were published."""
+    reserve_after_s: float = 60.0
+    """A job that such jobs keep waiting gets a reservation after so long."""
+
+
+class CycleState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cycle remembers from one decision to the next. Plain values: it is stored and replayed."""
+
+    policy: Memory = None
+    cores: Memory = None
+    """What the policy remembers of the jobs without GPUs."""
+    blocked: dict[int, Wait] = {}
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What should hold from now on. All arrays are in the order of the snapshot's jobs."""
+
+    workers: IntArray
+    pool: IntArray
+    """-1 where there are no workers."""
+    placed: IntArray
+    """[job, node] workers; [job, 0] where devices are only counted."""
+    reason: IntArray
+    detail: FloatArray
+    """[job, 2]: the numbers of the reason's sentence."""
+    about: IntArray
+    """[job, 3]: the numbers of the jobs that the sentence names; -1: none."""
+    decided: IntArray
+    """Workers as the policy wanted them, before places were looked for."""
+    rejected: BoolArray
+    state: CycleState
+    wake_s: float
+
+
+class Fit(Protocol):
+    """What a site knows and policies do not see: resources besides devices, CPU and memory."""
+
+    def __call__(self, view: Snapshot, placed: IntArray, pool: IntArray) -> IntArray:
+        """The [job, node] workers for which everything suffices; some have other places, or fewer workers."""
+
+    def after(self, view: Snapshot, placed: IntArray) -> Fit:
+        """The same once these workers have what they need."""
+
+
+def decide(
+    view: Snapshot, policy: Policy, state: CycleState, settings: Settings, fit: Fit | None = None, when: str = ""
+) -> Outcome:
+    """Raises `PolicyError` and the like; `when` is added to what went wrong."""
+    if settings.stops_lose_work and view.lost_s is not None:
+        view = msgspec.structs.replace(view, lost_s=None)
+    view = ceilings.lowered(view)
+    plain = cores.without_gpus(view)
+    if not plain.any():
+        return _Turn(view, view, policy, state.policy, state.blocked, settings, fit, when).outcome(state)
+    wide = services.only(view, ~plain)
+    gpus = _Turn(wide, wide, policy, state.policy, state.blocked, settings, fit, when).outcome(state)
+    placed = np.zeros_like(view.placed)
+    placed[~plain] = gpus.placed
+    rest = cores.question(view, plain, placed)
+    left = fit.after(view, placed) if fit is not None else None
+    second = _Turn(*rest, policy, state.cores, state.blocked, settings, left, when).outcome(state)
+    return _together(view, plain, gpus, second)
+
+
+class _Turn:
+    """One question to the policy, with all that follows from its answer."""
+
+    def __init__(
+        self,
+        view: Snapshot,
+        places: Snapshot,
+        policy: Policy,
+        memory: Memory,
+        blocked: dict[int, Wait],
+        settings: Settings,
+        fit: Fit | None,
+        when: str,
+    ) -> None:
+        """`places`: the same jobs as placements see them."""
+        self._places = places
+        self._view, self._policy, self._memory, self._settings = view, policy, memory, settings
+        self._blocked, self._fit, self._when = blocked, fit, when
+
+    def outcome(self, state: CycleState) -> Outcome:
+        if not len(self._view):
+            return _nothing(self._view, state)
+        out = np.zeros(len(self._view), np.bool_)
+        shown = self._view
+        for _ in range(_TRIES):
+            answer = self._ask(shown, out)
+            placed = self._placed(shown, answer)
+            got = placed.sum(axis=1) if self._settings.placement else answer.decision.workers
+            short = (got < answer.decision.workers) & ((got >= shown.min_workers) | self._fitted)
+            if (shown.reach is None and not self._fitted.any()) or not short.any():
+                break
+            out |= short & (got < shown.min_workers)
+            high = np.where(short & ~out, got, shown.max_workers)
+            shown = msgspec.structs.replace(shown, max_workers=high, requested=np.minimum(shown.requested, high))
+        return self._explained(answer, placed, got, out, state)
+
+    def _ask(self, shown: Snapshot, out: BoolArray) -> Answer:
+        """About all but those for whom there is no room of something that policies do not see."""
+        reserve_s = self._settings.reserve_after_s
+        some = services.only(shown, ~out)
+        answer = pinned.ask(self._policy, some, self._memory, self._blocked, reserve_s, self._when)
+        wants = self._settings.hysteresis
+        if self._policy.traits.hysteresis if wants is None else wants:
+            answer = answer._replace(decision=hysteresis.settle(some, answer.decision))
+        return _spread(answer, out) if out.any() else answer
+
+    # Places.
+
+    def _placed(self, shown: Snapshot, answer: Answer) -> IntArray:
+        self._fitted = np.zeros(len(shown), np.bool_)
+        decision, places = answer.decision, self._places
+        if not self._settings.placement:
+            return shown.placed
+        if decision.nodes is not None and shown.reach is None:
+            return decision.nodes
+        placed = _place(self._settings.placement, places, decision)
+        if (answer.kept & (placed != places.placed).any(axis=1)).any():
+            # This one never moves what runs.
+            placed = _place("pack", places, decision)
+        if self._fit is None:
+            return placed
+        fitted = self._fit(places, placed, decision.pool)
+        self._fitted = fitted.sum(axis=1) < placed.sum(axis=1)
+        return fitted
+
+    # Reasons.
+
+    def _explained(self, answer: Answer, placed: IntArray, got: IntArray, out: BoolArray, state: CycleState) -> Outcome:
+        view, decision = self._view, answer.decision
+        reason, detail = decision.reason.copy(), decision.detail.copy()
+        free = float(view.capacity.sum() - (got * view.width).sum()) / GPU
+        for j in np.flatnonzero(got != decision.workers).tolist():
+            code, *numbers = reasons.fragmented(int(decision.workers[j]), int(got[j]), free)
+            reason[j], detail[j] = code, numbers
+        reason[(self._fitted | out) & (got == 0)] = Reason.SCARCE
+        waits = answer.wanted & (got == 0)
+        blocked = state.blocked
+        if view.lost_s is not None:
+            in_pieces = waits & (decision.workers > 0)
+            stays = bool(((view.workers > 0) & view.pinned).any())
+            blocked = reservations.remembered(view, self._blocked, waits & stays, in_pieces)
+        rejected = np.zeros(len(view), np.bool_) if decision.rejected is None else decision.rejected
+        return Outcome(
+            workers=got, pool=np.where(got > 0, decision.pool, -1), placed=placed, reason=reason, detail=detail,
+            about=answer.about, decided=decision.workers, rejected=rejected,
+            state=CycleState(policy=decision.memory, cores=state.cores, blocked=blocked), wake_s=decision.wake_s,
+        )  # fmt: skip
+
+
+def _place(name: str, view: Snapshot, decision: Decision) -> IntArray:
+    """[job, node] workers. Who has none and gets none is no concern of a placement: that is most of a long queue."""
+    concerned = (decision.workers > 0) | view.placed.any(axis=1)
+    some = services.only(view, concerned)
+    placed = np.zeros((len(view), len(view.nodes.name)), np.int64)
+    found = placement.load(name)(some, decision.workers[concerned], decision.pool[concerned])
+    placed[concerned] = steps.trimmed(some, found)
+    return placed
+
+
+def _spread(answer: Answer, out: BoolArray) -> Answer:
+    """The answer on some of the jobs as one on all; those left out get nothing."""
+    n, decision = len(out), answer.decision
+
+    def wide(column: NDArray[_T], fill: float) -> NDArray[_T]:
+        spread = np.full((n, *column.shape[1:]), fill, column.dtype)
+        spread[~out] = column
+        return spread
+
+    whole = Decision(
+        workers=wide(decision.workers, 0), pool=wide(decision.pool, 0), reason=wide(decision.reason, Reason.SCARCE),
+        detail=wide(decision.detail, 0.0), memory=decision.memory, wake_s=decision.wake_s,
+        rejected=None if decision.rejected is None else wide(decision.rejected, False),
+    )  # fmt: skip
+    return Answer(whole, wide(answer.kept, False), wide(answer.about, -1), wide(answer.wanted, False))
+
+
+def _nothing(view: Snapshot, state: CycleState) -> Outcome:
+    none = np.empty(0, np.int64)
+    return Outcome(
+        workers=none, pool=none, placed=view.placed, reason=none, detail=np.empty((0, 2)),
+        about=np.empty((0, 3), np.int64), decided=none, rejected=np.empty(0, np.bool_), state=state, wake_s=math.inf,
+    )  # fmt: skip
+
+
+def _together(view: Snapshot, plain: BoolArray, gpus: Outcome, rest: Outcome) -> Outcome:
+    """Both answers as one."""
+    columns = {}
+    for name in ("workers", "pool", "placed", "reason", "detail", "about", "decided", "rejected"):
+        some, others = getattr(gpus, name), getattr(rest, name)
+        column = np.empty((len(view), *others.shape[1:]), others.dtype)
+        column[~plain], column[plain] = some, others
+        columns[name] = column
+    columns["pool"][plain & (columns["workers"] > 0)] = cores.pool_of(view)
+    state = CycleState(
+        policy=gpus.state.policy, cores=rest.state.policy, blocked=gpus.state.blocked | rest.state.blocked
+    )  # fmt: skip
+    return Outcome(**columns, state=state, wake_s=min(gpus.wake_s, rest.wake_s))
