@@ -86,7 +86,7 @@ def view_of(
         "pool": np.where(workers > 0, 0, -1),
         "placed": np.zeros((n, 0), np.int64),
         "remaining": _column(jobs, "remaining", 100.0),
-        "remaining_sd": np.zeros(n),
+        "remaining_sd": _column(jobs, "remaining_sd", 0.0),
         "done": _column(jobs, "done", 0.0),
         "ran_s": ran,
         "gpu_s": _column(jobs, "gpu_s", 0.0),
@@ -95,10 +95,20 @@ def view_of(
         "changed_s": np.array([j.get("changed_s", j.get("submit_s", 0.0)) for j in jobs], np.float64),
         "restarts": _column(jobs, "restarts", 0, np.int64),
     }  # fmt: skip
+    if any("lost_s" in j for j in jobs):
+        columns["lost_s"] = _column(jobs, "lost_s", 0.0)
+        columns["fragile"] = np.array([j.get("fragile", "lost_s" in j) for j in jobs], np.bool_)
+        columns["preemptible"] = _column(jobs, "preemptible", False, np.bool_)
     return Snapshot(
         now_s=now_s, pools=("gpu",), capacity=np.array([nodes.devices.sum() * GPU], np.int64), nodes=nodes,
         rates=rates, history=history or History(), **columns,
     )  # fmt: skip
+
+
+def fragile(**columns: Any) -> dict[str, Any]:
+    """A job that loses its work when it is stopped: all it did so far, unless `lost_s` says how much."""
+    columns.setdefault("lost_s", columns.get("ran_s", 0.0))
+    return job(**columns)
 
 
 def trace_of(jobs: Sequence[dict[str, Any]], name: str = "hand") -> Trace:

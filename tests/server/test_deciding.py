@@ -58,8 +58,7 @@ def decide(
     shown = [a for a in jobs if a.number not in holds]
     snapshot = view.snapshot(shown, where, estimates or Estimates(), NOW_S, most)
     held = {a.number: a.target for a in shown if a.target}
-    rules = cycle.Settings(placement="fewest-moves")
-    decided = cycle.decide(snapshot, plugins.find(policy, {}), cycle.CycleState(), rules)
+    decided = cycle.decide(snapshot, plugins.find(policy, {}), cycle.CycleState(), cycle.LIVE)
     found = deciding.verdicts(snapshot, decided, partial(deciding.on_devices, held), {})
     return found.of, holds
 

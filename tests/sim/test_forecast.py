@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from stretto import plugins
+from stretto.core.cycle import CycleState
 from stretto.core.decision import Decision, Memory
 from stretto.core.policy import Policy
 from stretto.core.snapshot import Snapshot
@@ -47,7 +48,7 @@ def test_it_is_what_then_happens(name: str) -> None:
     policy = plugins.find(name, {})
     result, view, memory = run_and_look(policy, 2000.0)
     assert len(view) > 5
-    foreseen = forecast(view, policy, memory)
+    foreseen = forecast(view, policy, CycleState(policy=memory))
     truth_s = result.finish_s[view.job] - view.now_s
     apart = np.abs(foreseen.end_s - truth_s) / np.maximum(truth_s, 1.0)
     # Ties of equal moments may fall otherwise after a shift in time.

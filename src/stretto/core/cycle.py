@@ -48,6 +48,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A job that such jobs keep waiting gets a reservation after so long."""
 
 
+LIVE = Settings(placement="fewest-moves", hysteresis=True)
+"""What runs real jobs, where every resize costs something."""
+
+
 class CycleState(msgspec.Struct, frozen=True, kw_only=True):
     """What the cycle remembers from one decision to the next. Plain values: it is stored and replayed."""
 
@@ -187,7 +191,7 @@ class _Turn:
         if view.lost_s is not None:
             in_pieces = waits & (decision.workers > 0)
             stays = bool(((view.workers > 0) & view.pinned).any())
-            blocked = reservations.remembered(view, self._blocked, waits & stays, in_pieces)
+            blocked = reservations.remembered(view, got, self._blocked, waits & stays, in_pieces)
         rejected = np.zeros(len(view), np.bool_) if decision.rejected is None else decision.rejected
         return Outcome(
             workers=got, pool=np.where(got > 0, decision.pool, -1), placed=placed, reason=reason, detail=detail,

@@ -7,7 +7,7 @@ A job is *pinned* while a stop would lose more work than two starts cost (`Snaps
    first answer is kept. So nobody is stopped, moved or resized for an equal.
 3. Somebody of strictly higher priority who is left out by that may stop pinned jobs that are preemptible: the least
    urgent first, then those that lose least, and only if it really gets the room.
-4. A job that is not preemptible is never stopped at all: one that could be resized keeps its minimum.
+4. A job that keeps its progress and yet is not preemptible is never stopped: it keeps its minimum.
 
 Whoever the policy wanted to start and who is kept from it by pinned jobs is told so, and is remembered: see
 `reservations`, which see to it that nobody starves.
@@ -55,10 +55,10 @@ def ask(policy: Policy, view: Snapshot, memory: Memory, blocked: Blocked, reserv
     reserved = reservations.made(view, wanted, blocked, reserve_after_s)
     held = reservations.held_back(view, reserved)
     stopped = _stops(view, first)
-    protected = stopped & ~pinned & ~_preemptible(view)
+    protected = stopped & ~_fragile(view) & ~_preemptible(view)
     if not ((pinned & _changes(view, first)) | protected | (held & wanted)).any():
         return Answer(first, pinned, about, wanted)
-    keep = np.where(pinned, view.workers, np.where(protected, view.min_workers, 0))
+    keep = _within_capacity(view, np.where(pinned, view.workers, np.where(protected, view.min_workers, 0)))
     return _Question(policy, view, memory, first, keep, held, when).answer(reserved)
 
 
@@ -165,7 +165,9 @@ class _Question:
                 break
             free += int(view.workers[j] * view.width[j] + view.fixed_milli[j])
             chosen[j] = True
-        return chosen if free >= need else np.zeros(len(view), np.bool_)
+        # A service is helped by every replica, a training job by its minimum only.
+        enough = int(view.width[urgent]) if view.is_service[urgent] else need
+        return chosen if free >= enough else np.zeros(len(view), np.bool_)
 
     def _is_served(self, urgent: int, tried: Decision, before: Decision) -> bool:
         return bool(tried.workers[urgent] > before.workers[urgent])
@@ -196,8 +198,29 @@ class _Question:
         return msgspec.structs.replace(decision, reason=reason, detail=detail)
 
 
+def _within_capacity(view: Snapshot, keep: IntArray) -> IntArray:
+    """Where room was lost not everybody can stay: the most urgent do, then those who came first."""
+    pool = np.maximum(view.pool, 0)
+    free = view.capacity - view.used_milli(keep, pool)
+    if (free >= 0).all():
+        return keep
+    keep, free = keep.copy(), view.capacity.copy()
+    some = np.flatnonzero(keep)
+    for j in some[np.lexsort((view.job[some], -view.priority[some]))].tolist():
+        need = int(keep[j] * view.width[j] + view.fixed_milli[j])
+        if need <= free[pool[j]]:
+            free[pool[j]] -= need
+        else:
+            keep[j] = 0
+    return keep
+
+
 def _preemptible(view: Snapshot) -> BoolArray:
     return np.ones(len(view), np.bool_) if view.preemptible is None else view.preemptible
+
+
+def _fragile(view: Snapshot) -> BoolArray:
+    return np.zeros(len(view), np.bool_) if view.fragile is None else view.fragile
 
 
 def _stops(view: Snapshot, decision: Decision) -> BoolArray:

@@ -77,11 +77,13 @@ def held_back(view: Snapshot, reserved: Reservation | None) -> BoolArray:
     return held
 
 
-def remembered(view: Snapshot, blocked: Blocked, waits: BoolArray, no_place: BoolArray) -> dict[int, Wait]:
-    """Who is blocked after a decision that keeps these waiting. Whoever runs or has gone is not any more."""
+def remembered(
+    view: Snapshot, workers: IntArray, blocked: Blocked, waits: BoolArray, no_place: BoolArray
+) -> dict[int, Wait]:
+    """Who is blocked after a decision that gives these workers and keeps some waiting. Whoever runs is not any more."""
     if not blocked and not waits.any():
         return {}
-    still = [number for number in view.job[view.workers == 0].tolist() if number in blocked]
+    still = [number for number in view.job[workers == 0].tolist() if number in blocked]
     found = {number: Wait(blocked[number].since_s) for number in still}
     for j in np.flatnonzero(waits).tolist():
         number = int(view.job[j])

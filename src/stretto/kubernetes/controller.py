@@ -89,7 +89,7 @@ class Controller:
         estimates = Estimates()
         rules = Rules(
             plugins.find(options.policy, options.policy_options),
-            cycle.Settings(placement=options.placement),
+            msgspec.structs.replace(cycle.LIVE, placement=options.placement),
             options.quotas,
         )
         self.loop = Loop(

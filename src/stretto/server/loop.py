@@ -49,7 +49,7 @@ class Rules:
     """What can be changed while jobs run."""
 
     policy: Policy
-    settings: cycle.Settings = field(default_factory=lambda: cycle.Settings(placement="fewest-moves"))
+    settings: cycle.Settings = field(default_factory=lambda: cycle.LIVE)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     """By user; `*` is everybody else."""
     drained: frozenset[str] = frozenset()

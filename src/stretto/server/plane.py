@@ -147,7 +147,7 @@ class Plane:
         """Why the policy that was chosen earlier is not the one that decides."""
         rules = Rules(
             self._policy(chosen, optional=not policy),
-            cycle.Settings(placement=chosen["placement"]),
+            msgspec.structs.replace(cycle.LIVE, placement=chosen["placement"]),
             quotas or {},
             frozenset(settings.get("drained", ())),
         )
@@ -417,7 +417,7 @@ class Plane:
             first = {active.number for active in [a for a in shown if not a.target][:_MOST_FORESEEN]}
             shown = [a for a in shown if a.target or a.number in first or a.number in asked_for]
         view = views.snapshot(shown, self.loop.cluster, self.loop.estimates, now_s, most)
-        found = await asyncio.to_thread(forecasts.forecast, view, rules.policy, self.loop.state)
+        found = await asyncio.to_thread(forecasts.forecast, view, rules.policy, self.loop.state, rules.settings)
         told = zip(shown, found.start_s.tolist(), found.end_s.tolist(), strict=True)
         answers = [
             Foreseen(job=a.number, name=a.job.name, start_s=_finite(start_s), end_s=_finite(end_s))

@@ -12,7 +12,7 @@ import math
 import msgspec
 import numpy as np
 
-from stretto.core import services
+from stretto.core import cycle, services
 from stretto.core.agenda import Agenda
 from stretto.core.cycle import CycleState
 from stretto.core.estimate.remaining import expected_steps
@@ -34,7 +34,9 @@ class Forecast(msgspec.Struct, frozen=True):
     end_s: FloatArray
 
 
-def forecast(view: Snapshot, policy: Policy, state: CycleState | None = None) -> Forecast:
+def forecast(
+    view: Snapshot, policy: Policy, state: CycleState | None = None, rules: cycle.Settings | None = None
+) -> Forecast:
     """What will happen if nothing else comes."""
     start_s, end_s = np.full(len(view), np.nan), np.full(len(view), np.nan)
     start_s[view.workers > 0] = 0.0
@@ -43,16 +45,18 @@ def forecast(view: Snapshot, policy: Policy, state: CycleState | None = None) ->
         return Forecast(start_s, end_s)
     served = view.used_milli(np.where(view.is_service, view.workers, 0), np.maximum(view.pool, 0))
     rest = services.only(view, training, view.capacity - served)
-    ours_start_s, ours_end_s = _run(rest, policy, state)
+    ours_start_s, ours_end_s = _run(rest, policy, state or CycleState(), rules or cycle.Settings())
     start_s[training] = np.where(rest.workers > 0, 0.0, ours_start_s)
     end_s[training] = ours_end_s
     return Forecast(start_s, end_s)
 
 
-def _run(view: Snapshot, policy: Policy, state: CycleState | None) -> tuple[FloatArray, FloatArray]:
+def _run(view: Snapshot, policy: Policy, state: CycleState, rules: cycle.Settings) -> tuple[FloatArray, FloatArray]:
     engine = Engine(_trace(view), view.pools, view.nodes, policy, _settings(view))
     engine.machines.capacity = view.capacity
-    engine.state, engine.history = state or CycleState(), view.history
+    engine.state, engine.history = state, view.history
+    # Devices are only counted here.
+    engine.rules = msgspec.structs.replace(rules, placement="")
     jobs = engine.jobs
     jobs.admit(0.0)
     jobs.workers, jobs.pool = view.workers.copy(), view.pool.copy()

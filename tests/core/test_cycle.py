@@ -1,0 +1,223 @@
+"""The decision cycle: progress is kept, room is kept for who waits long, cores are shared, sizes make jobs faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from placement_cases import make
+from strategies import fragile, job, snapshots, view_of
+from stretto.core import cycle
+from stretto.core.cycle import CycleState, Outcome, Settings
+from stretto.core.policies import BUILTIN
+from stretto.core.policy import load
+from stretto.core.reasons import Reason, explain
+from stretto.core.reservations import Wait
+from stretto.core.snapshot import GPU, Snapshot
+
+CHEAP: dict[str, dict[str, Any]] = {"pollux": {"population": 8, "generations": 4}}
+
+
+def decide(view: Snapshot, policy: str = "srtf", state: CycleState | None = None, **chosen: Any) -> Outcome:
+    return cycle.decide(view, load(policy, CHEAP.get(policy, {})), state or CycleState(), Settings(**chosen))
+
+
+def with_nodes(devices: list[int], jobs: list[dict[str, Any]], placed: list[list[int]], **nodes: Any) -> Snapshot:
+    view = make(devices, jobs, placed, **nodes).view
+    return msgspec.structs.replace(view, pool=np.where(view.workers > 0, 0, -1))
+
+
+def told(outcome: Outcome, j: int) -> str:
+    about = [f"job {number}" for number in outcome.about[j].tolist() if number >= 0]
+    return explain(int(outcome.reason[j]), *outcome.detail[j].tolist(), about)
+
+
+# Progress is kept.
+
+
+def test_a_job_that_would_lose_its_work_is_not_stopped_for_an_equal() -> None:
+    long = fragile(size=1, workers=1, remaining=1000.0, ran_s=8.0, start_s=0.5)
+    view = view_of(2, [long, long, job(size=1, remaining=1.0), job(size=1, remaining=1.0)])
+    free = decide(view, stops_lose_work=True)
+    assert free.workers.tolist() == [0, 0, 1, 1]
+    kept = decide(view)
+    assert kept.workers.tolist() == [1, 1, 0, 0]
+    assert kept.reason.tolist() == [Reason.KEEPS_PROGRESS] * 2 + [Reason.WAITS_FOR_PINNED] * 2
+    assert told(kept, 0) == "goes on as it is: stopping it would lose 8 s of work"
+    assert "held by jobs that would lose their work (job 0, job 1)" in told(kept, 2)
+
+
+def test_little_work_is_weighed_like_a_start() -> None:
+    young = fragile(size=1, workers=1, remaining=1000.0, ran_s=0.9, start_s=0.5)
+    assert decide(view_of(1, [young, job(size=1, remaining=1.0)])).workers.tolist() == [0, 1]
+
+
+def test_what_the_policy_remembers_is_what_it_said_of_everybody() -> None:
+    view = view_of(1, [fragile(size=1, workers=1, remaining=1000.0, ran_s=9.0), job(size=1, remaining=1.0)])
+    remembered, said = decide(view, "round-robin").state.policy, load("round-robin").decide(view, None).memory
+    assert repr(remembered) == repr(said)
+
+
+def test_a_resize_that_would_restart_a_job_is_not_made_either() -> None:
+    grows = fragile(min_workers=1, max_workers=4, workers=1, remaining=1000.0, ran_s=100.0)
+    assert decide(view_of(4, [grows]), "elastic-fifo").workers.tolist() == [1]
+
+
+def test_nobody_is_moved_who_would_lose_its_work() -> None:
+    """Two narrow jobs on two nodes; a wide one would fit if one of them moved."""
+    narrow = fragile(size=1, workers=1, remaining=1e6, ran_s=50.0)
+    wide = job(size=1, width=2 * GPU, remaining=1.0)
+    view = with_nodes([2, 2], [narrow, narrow, wide], [[1, 0], [0, 1], [0, 0]])
+    freely = decide(view, "fit-first", placement="fewest-moves", stops_lose_work=True)
+    assert freely.workers.tolist() == [1, 1, 1]
+    kept = decide(view, "fit-first", placement="fewest-moves")
+    assert kept.placed.tolist() == [[1, 0], [0, 1], [0, 0]]
+    assert kept.reason[2] == Reason.FRAGMENTED
+
+
+def test_the_urgent_stop_only_what_is_preemptible_and_only_as_much_as_they_need() -> None:
+    columns: dict[str, Any] = {"size": 1, "workers": 1, "remaining": 1e6, "priority": 50}
+    jobs = [
+        fragile(**columns, ran_s=100.0, preemptible=True),
+        fragile(**columns, ran_s=10.0, preemptible=True),
+        fragile(**columns, ran_s=5.0),
+        job(size=1, remaining=10.0, priority=60),
+    ]
+    outcome = decide(view_of(3, jobs), "priority")
+    assert outcome.workers.tolist() == [1, 0, 1, 1]
+    assert outcome.reason[1] == Reason.PREEMPTED_URGENT
+    assert told(outcome, 1) == "stopped for a more urgent job (job 3): 10 s of its work are lost"
+    nobody = [msgspec.structs.replace(view_of(3, jobs), preemptible=np.zeros(4, np.bool_))][0]
+    waits = decide(nobody, "priority")
+    assert waits.workers.tolist() == [1, 1, 1, 0]
+    assert waits.reason[3] == Reason.WAITS_FOR_PINNED
+
+
+def test_nobody_is_stopped_for_an_urgent_job_that_would_not_start_all_the_same() -> None:
+    columns: dict[str, Any] = {"workers": 1, "remaining": 1e6, "ran_s": 100.0}
+    jobs = [fragile(size=1, **columns, preemptible=True), fragile(size=1, **columns), job(size=2, priority=9)]
+    assert decide(view_of(2, jobs), "priority").workers.tolist() == [1, 1, 0]
+
+
+def test_services_take_room_of_preemptible_jobs_only() -> None:
+    service = job(min_workers=1, max_workers=3, is_service=True, wanted=3, priority=80)
+    columns: dict[str, Any] = {"size": 1, "workers": 1, "remaining": 1e6, "ran_s": 100.0, "priority": 50}
+    outcome = decide(view_of(3, [service, fragile(**columns, preemptible=True), fragile(**columns)]), "fifo")
+    assert outcome.workers.tolist() == [2, 0, 1]
+
+
+def test_an_elastic_job_that_is_not_preemptible_keeps_its_minimum() -> None:
+    elastic = job(min_workers=2, max_workers=4, workers=4, remaining=1e6, lost_s=0.0, fragile=False)
+    urgent = job(size=4, remaining=1.0, priority=9, lost_s=0.0, fragile=False, preemptible=True)
+    outcome = decide(view_of(4, [elastic, urgent]), "stretto")
+    assert outcome.workers.tolist()[0] >= 2
+    assert outcome.workers.tolist()[1] == 0
+
+
+# Nobody starves.
+
+
+def small(**columns: Any) -> dict[str, Any]:
+    return fragile(size=1, **columns)
+
+
+@pytest.mark.parametrize(("length", "starts"), [(5.0, True), (1e4, False), (float("nan"), False)])
+def test_others_start_before_a_reservation_only_if_they_end_before_it(length: float, starts: bool) -> None:
+    view = _late_and_small(length)
+    outcome = decide(view, "edf", CycleState(blocked={0: Wait(10.0)}))
+    assert outcome.workers.tolist() == [0, 1, 1, int(starts)]
+    if not starts:
+        assert outcome.reason[3] == Reason.RESERVED_FOR
+        assert outcome.about[3, 0] == 0
+    young = decide(view, "edf", CycleState(blocked={0: Wait(99.0)}))
+    assert young.workers[3] == 1, "not late yet"
+
+
+def _late_and_small(length: float) -> Snapshot:
+    """Under `edf` the first one would stop the two that run; they are pinned, and one slot is free."""
+    wide = fragile(size=3, remaining=100.0, deadline_s=1e3)
+    running = [small(workers=1, remaining=r, ran_s=50.0, deadline_s=1e4) for r in (10.0, 20.0)]
+    return view_of(3, [wide, *running, small(remaining=length, deadline_s=2e4)], now_s=100.0)
+
+
+def test_a_job_is_remembered_as_blocked_until_it_runs() -> None:
+    view = _late_and_small(5.0)
+    state = decide(view, "edf").state
+    assert state.blocked == {0: Wait(100.0)}
+    later = msgspec.structs.replace(view, now_s=150.0)
+    assert decide(later, "edf", state).state.blocked == {0: Wait(100.0)}
+    alone = view_of(3, [fragile(size=3, remaining=100.0, deadline_s=1e3)], now_s=200.0)
+    assert decide(alone, "edf", state).state.blocked == {}
+
+
+# Jobs without GPUs.
+
+
+def test_jobs_without_gpus_share_the_cores_of_a_gpu_node() -> None:
+    plain = {"width": 0, "demand": (1000, 0, 0)}
+    first = job(min_workers=1, max_workers=16, workers=16, remaining=1e4, **plain)
+    view = with_nodes([1], [first, job(size=8, remaining=10.0, **plain)], [[16], [0]], cpu_milli=[16000])
+    outcome = decide(view, "stretto", placement="fewest-moves")
+    assert outcome.workers.tolist() == [8, 8]
+    assert outcome.placed.tolist() == [[8], [8]]
+
+
+def test_gpus_come_first_and_cores_are_what_they_leave() -> None:
+    gpu = job(size=1, demand=(3000, 0, 0))
+    plain = job(min_workers=1, max_workers=8, width=0, demand=(1000, 0, 0))
+    view = with_nodes([1], [plain, gpu], [[0], [0]], cpu_milli=[4000])
+    outcome = decide(view, "elastic-fifo", placement="fewest-moves")
+    assert outcome.workers.tolist() == [1, 1]
+
+
+# Sizes.
+
+
+def test_nobody_gets_more_workers_than_make_it_faster() -> None:
+    peak = job(min_workers=1, max_workers=8, rate=[0, 10, 18, 20, 20.1, 15, 12, 9, 6], remaining=1e6)
+    falls = job(min_workers=1, max_workers=8, rate=[0, 10, 6, 5, 4, 3, 3, 3, 3], remaining=1e6)
+    view = msgspec.structs.replace(view_of(16, [peak, falls]), falls=True)
+    assert decide(view, "stretto").workers.tolist() == [3, 1]
+    assert decide(view, "elastic-fifo").workers.tolist() == [3, 1]
+    assert decide(view, "fifo").workers.tolist() == [3, 1]
+
+
+# For every policy.
+
+
+@st.composite
+def lossy(draw: st.DrawFn, placed: bool) -> Snapshot:
+    view = draw(snapshots(placed=placed, overfull=False))
+    n = len(view)
+    fragile = np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), np.bool_)
+    lost = np.where(fragile & (view.workers > 0), view.ran_s, 0.0)
+    preemptible = np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), np.bool_)
+    return msgspec.structs.replace(view, lost_s=lost, fragile=fragile, preemptible=preemptible)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_no_policy_takes_work_from_an_equal(name: str, data: st.DataObject) -> None:
+    placed = data.draw(st.booleans())
+    view = data.draw(lossy(placed))
+    outcome = decide(view, name, placement="fewest-moves" if placed else "")
+    changed = (outcome.workers != view.workers) | (outcome.pool != view.pool)
+    if placed:
+        changed |= (outcome.placed != view.placed).any(axis=1)
+    for j in np.flatnonzero(view.pinned & changed).tolist():
+        assert outcome.workers[j] == 0, "whoever is pinned keeps its size and place, or is stopped"
+        assert view.preemptible is not None
+        assert view.preemptible[j]
+        urgent = outcome.about[j, 0]
+        assert view.priority[view.job == urgent][0] > view.priority[j]
+        assert outcome.workers[view.job == urgent][0] > 0
+    used = view.used_milli(outcome.workers, np.maximum(outcome.pool, 0))
+    assert (used <= view.capacity).all()
+    again = decide(view, name, placement="fewest-moves" if placed else "")
+    assert again.workers.tolist() == outcome.workers.tolist()
