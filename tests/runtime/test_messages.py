@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.runtime.messages import KINDS, Heartbeat, Message, MessageError, Peer, Switch, decode, encode
+from stretto.runtime.messages import KINDS, Heartbeat, Message, MessageError, Peer, Switch, Window, decode, encode
 
 messages = st.sampled_from(sorted(KINDS.values(), key=lambda kind: kind.__name__)).flatmap(st.from_type)
 
 
 def finite(message: Message) -> bool:
-    return all(value == value for value in typing.cast(dict[str, float], getattr(message, "metrics", {})).values())
+    metrics = typing.cast(dict[str, float], getattr(message, "metrics", {}))
+    windows = [dataclasses.asdict(window) for window in getattr(message, "windows", ())]
+    return all(value == value for given in (metrics, *windows) for value in given.values())
 
 
 @given(message=messages.filter(finite))
@@ -35,6 +37,19 @@ def test_whole_numbers_are_numbers() -> None:
     beat = decode('{"kind": "heartbeat", "generation": 1, "loop": 0, "step": 2, "applied": 2, "metrics": {"loss": 1}}')
     assert isinstance(beat, Heartbeat)
     assert beat.metrics == {"loss": 1.0}
+
+
+def test_a_worker_of_an_older_version_tells_no_windows_and_an_older_server_passes_over_them() -> None:
+    old = decode('{"kind": "heartbeat", "generation": 1, "loop": 0, "step": 2, "applied": 2}')
+    assert isinstance(old, Heartbeat)
+    assert old.windows == ()
+    window = {"number": 1, "generation": 1, "members": 2, "count": 8, "median_s": 1, "spread_s": 0, "lasted_s": 9}
+    new = decode(json.dumps({**json.loads(encode(old)), "windows": [{**window, "loss": 0.5}]}))
+    assert isinstance(new, Heartbeat)
+    assert new.windows == (
+        Window(number=1, generation=1, members=2, count=8, median_s=1.0, spread_s=0.0, lasted_s=9.0, age_s=0.0),
+    )
+    assert dataclasses.replace(new, windows=()) == old
 
 
 @pytest.mark.parametrize(

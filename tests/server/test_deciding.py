@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stretto import plugins
 from stretto.backends.protocol import Node
 from stretto.core import cycle
+from stretto.core.estimate.curve import Window
 from stretto.jobs.model import Context, Job, Seat
 from stretto.server import asked, deciding, view
 from stretto.server.book import Active
@@ -69,6 +70,11 @@ def sizes(verdicts: dict[int, deciding.Verdict]) -> dict[int, int]:
 
 def elastic(low: int, high: int) -> dict[str, Any]:
     return {"elastic": {"min": low, "max": high}}
+
+
+def window(workers: int, step_s: float) -> Window:
+    """Eight steps that were timed."""
+    return Window(workers, 8, step_s, step_s / 50, NOW_S, NOW_S + 8 * step_s)
 
 
 def test_two_jobs_that_do_not_fit_together_share_the_machine() -> None:
@@ -198,7 +204,7 @@ def test_speeds_that_were_measured_change_what_is_believed() -> None:
     before = view.snapshot([one], cluster(8), estimates, NOW_S, {})
     for workers, step_s in ((1, 1.0), (2, 0.9), (4, 0.88)):
         for _ in range(5):
-            estimates.observe(1, "cpu", workers, step_s)
+            estimates.observe(1, "cpu", window(workers, step_s))
     after = view.snapshot([one], cluster(8), estimates, NOW_S, {})
     assert before.rates[0, before.curve[0], 2] / before.rates[0, before.curve[0], 1] == pytest.approx(2.0)
     assert after.rates[0, after.curve[0], 4] / after.rates[0, after.curve[0], 1] < 1.3
@@ -207,7 +213,7 @@ def test_speeds_that_were_measured_change_what_is_believed() -> None:
 def test_a_measured_job_that_may_have_more_workers_gets_them_at_once() -> None:
     """Also when nothing was measured since it was scaled."""
     estimates, seats = Estimates(), tuple(Seat("node-0", (i,)) for i in range(2))
-    estimates.observe(1, "cpu", 2, 0.5)
+    estimates.observe(1, "cpu", window(2, 0.5))
     for most in (2, 3, 8, 3):
         verdicts, _ = decide([active(1, seats, name="grows", **elastic(1, most))], cluster(8), estimates=estimates)
         assert sizes(verdicts) == {1: most}
@@ -230,19 +236,32 @@ def test_what_was_measured_of_a_job_can_be_written_down_and_read() -> None:
     estimates, again = Estimates(), Estimates()
     one = active(1, name="slow", **elastic(1, 8))
     for workers, step_s in ((1, 1.0), (4, 0.88)):
-        estimates.observe(1, "cpu", workers, step_s)
+        estimates.observe(1, "cpu", window(workers, step_s))
     again.remember(1, msgspec.json.decode(msgspec.json.encode(estimates.measured(1))))
-    for foreign in (None, {}, {"cpu": 3}, {"cpu": {"workers": "x"}}):
+    unequal, unseen = {"workers": [1, 2], "count": [1]}, {"workers": [1], "count": [0], "mean": [0], "squares": [0]}
+    for foreign in (None, {}, {"cpu": 3}, {"cpu": {"workers": "x"}}, {"cpu": unequal}, {"cpu": unseen}):
         again.remember(1, foreign)
     tables = [view.snapshot([one], cluster(8), each, NOW_S, {}).rates for each in (estimates, again)]
     assert (tables[0] == tables[1]).all()
+
+
+def test_a_speed_is_expected_only_where_something_like_it_was_timed() -> None:
+    estimates = Estimates()
+    assert estimates.rate(1, "digits", "cpu", 2) == 0
+    assert estimates.observe(1, "cpu", window(2, 0.5)), "a new size"
+    assert not estimates.observe(1, "cpu", window(2, 0.5))
+    assert estimates.rate(1, "digits", "cpu", 2) == pytest.approx(2.0)
+    assert estimates.rate(1, "digits", "gpu", 2) == 0
+    assert estimates.rate(2, "digits", "cpu", 2) == 0
+    estimates.ended(msgspec.structs.replace(active(1).job, steps=100), "digits", 1)
+    assert estimates.rate(2, "digits", "cpu", 2) == pytest.approx(2.0)
 
 
 def test_what_was_learned_outlives_the_server() -> None:
     estimates = Estimates()
     one = active(1, name="digits", **elastic(1, 4))
     for workers, step_s in ((1, 1.0), (2, 0.9), (4, 0.85)):
-        estimates.observe(1, "cpu", workers, step_s)
+        estimates.observe(1, "cpu", window(workers, step_s))
     job = msgspec.structs.replace(one.job, steps=100, device_s=100.0)
     blob = estimates.ended(job, "digits", 1)
     again = Estimates({"digits": blob, "broken": b"not json"})

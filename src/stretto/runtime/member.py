@@ -29,6 +29,11 @@ from stretto.runtime.messages import (
     Switch,
     Welcome,
 )
+from stretto.runtime.messages import Window as TimedWindow
+from stretto.runtime.pace import Window
+
+_MOST_WINDOWS = 8
+"""Kept for heartbeats: some of these may be lost."""
 
 
 class Evicted(Exception):
@@ -57,6 +62,8 @@ class Member:
         """Spent on getting into generations since it is a member."""
         self.saved = -1
         """Applied steps of the last checkpoint that it has written; -1: none."""
+        self.windows: tuple[Window, ...] = ()
+        """The latest, by the monotonic clock; only while it leads its generation."""
         self.welcome: Welcome | None = None
         self.loops_done = 0
         self.newest: Switch | None = None
@@ -101,6 +108,7 @@ class Member:
                 total=self.total,
                 paused_s=self.paused_s,
                 saved=self.saved,
+                windows=tuple(_said(window, time.monotonic()) for window in self.windows),
             )
 
     def hear(self, message: Message) -> None:
@@ -159,6 +167,12 @@ class Member:
             for kind in (Formed, Committed, Broken, LoopEnd):
                 self._facts.pop(kind, None)
 
+    def timed(self, window: Window) -> None:
+        """A window of steps is complete: heartbeats tell of it if this worker leads the generation."""
+        with self.changed:
+            leads = self.members[:1] == (self.worker,)
+            self.windows = (*self.windows, window)[-_MOST_WINDOWS:] if leads else ()
+
     def pending(self) -> Switch | None:
         """The newest generation that this worker is not in yet."""
         with self.changed:
@@ -186,3 +200,16 @@ class Member:
                 if left_s is not None and left_s <= 0:
                     return False
                 self.changed.wait(left_s)
+
+
+def _said(window: Window, now_s: float) -> TimedWindow:
+    return TimedWindow(
+        number=window.number,
+        generation=window.generation,
+        members=window.members,
+        count=window.count,
+        median_s=window.median_s,
+        spread_s=window.spread_s,
+        lasted_s=window.ended_s - window.began_s,
+        age_s=max(0.0, now_s - window.ended_s),
+    )

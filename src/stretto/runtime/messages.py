@@ -83,6 +83,23 @@ class Broken(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Window:
+    """Steps that the leader of a generation has timed: see `pace`."""
+
+    number: int
+    """Ascending: a window is said several times, and counts once."""
+    generation: int
+    members: int
+    count: int
+    median_s: float
+    spread_s: float
+    lasted_s: float
+    """From the beginning of the first step to the end of the last."""
+    age_s: float = 0.0
+    """Since that end, when this was said."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Heartbeat(Message):
     generation: int
     loop: int
@@ -96,6 +113,8 @@ class Heartbeat(Message):
     """Time that this worker, as a member, spent on getting into generations instead of training."""
     saved: int = -1
     """Applied steps of the last checkpoint that it has written whole; -1: none."""
+    windows: tuple[Window, ...] = ()
+    """The latest that it has timed, oldest first; only the leader of a generation tells."""
 
 
 @dataclass(frozen=True, kw_only=True)

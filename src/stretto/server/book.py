@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from stretto.core.estimate.curve import Window
 from stretto.core.request import JobRequest
 from stretto.jobs import events as e
 from stretto.jobs import lifecycle
@@ -35,7 +36,9 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     paused_s: float = 0.0
     rate: float = 0.0
-    """Steps per second, lately."""
+    """Steps per second on the workers it has: as timed last, or to be expected; 0: nobody knows."""
+    window: Window | None = None
+    """The steps that were timed last, if they were done by as many workers as it has."""
     saved: tuple[int, float] | None = None
     """The steps of the last checkpoint that is whole, and when that was heard."""
     recorded_s: float = 0.0

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from stretto.core.estimate import curve as curves
-from stretto.core.estimate.curve import Curve
+from stretto.core.estimate.curve import Curve, Window
 from stretto.core.estimate.history import ClassHistory, learn
 from stretto.core.snapshot import FloatArray, History, IntArray
 from stretto.jobs.model import Job
@@ -66,13 +66,21 @@ class Estimates:
         """The class as a number."""
         return self._numbers.setdefault(name, len(self._numbers))
 
-    def observe(self, job: int, pool: str, workers: int, step_s: float) -> bool:
-        """One measurement; whether the size is new for the job."""
+    def observe(self, job: int, pool: str, window: Window) -> bool:
+        """Steps that were timed; whether the size is new for the job."""
         own = self._own.setdefault(job, {})
         before = own.get(pool, Curve())
-        own[pool] = curves.observe(before, workers, step_s)
+        own[pool] = curves.take_in(before, window)
         self._own_rows.pop(job, None)
-        return workers not in before.workers and own[pool] is not before
+        return window.workers not in before.workers and own[pool] is not before
+
+    def rate(self, job: int, klass: str, pool: str, workers: int) -> float:
+        """Steps per second to be expected of a job on so many workers; 0 where nothing like it was ever timed."""
+        own = self._own.get(job, {}).get(pool, Curve())
+        prior = self._known.get(klass, Known()).curves.get(pool, ClassHistory()).curve
+        if not own.workers and not prior.workers:
+            return 0.0
+        return 1 / float(curves.step_s(own, np.array([float(workers)]), prior)[0])
 
     def ended(self, job: Job, klass: str, minimum: int) -> bytes:
         """The job has succeeded: what is now known of its class, to be stored."""

@@ -41,11 +41,13 @@ class Checkpoints:
         self.saved: Callable[[int], None] = lambda step: None
         """Told the applied steps of every checkpoint that is whole on disk."""
 
-    def consider(self, cursor: Cursor, generation: int, *, leader: bool) -> None:
-        """At a boundary: write what was taken at the last one, which is committed now; take another if it is time."""
+    def consider(self, cursor: Cursor, generation: int, *, leader: bool) -> bool:
+        """At a boundary: write what was taken at the last one, which is committed now; take another if it is time.
+        Whether there was anything to do."""
         if not leader:
             self._taken = None
-            return
+            return False
+        busy = self._taken is not None
         if self._taken is not None:
             taken, of, skeleton, tensors = self._taken
             self._taken = None
@@ -55,6 +57,8 @@ class Checkpoints:
             self._due_s = time.monotonic() + self.every_s
             skeleton, tensors = self.holder.take(cursor)
             self._taken = cursor, generation, skeleton, [tensor.detach().cpu().clone() for tensor in tensors]
+            return True
+        return busy
 
     def write_now(self, cursor: Cursor, generation: int) -> None:
         """What is there at this boundary, alone; returns when it is on disk."""

@@ -33,6 +33,7 @@ from stretto.torch.data import Batch, Part, Reader
 from stretto.torch.flags import Flags
 from stretto.torch.gate import Gate
 from stretto.torch.groups import GroupBroken
+from stretto.torch.leash import Leash
 from stretto.torch.plan import Plan
 from stretto.torch.reducer import Reducer
 from stretto.torch.state import Holder, Stateful
@@ -84,6 +85,7 @@ class Job:
         self._undo = Undo(holder, device, world.habits if world is not None else Habits())
         self._metrics: dict[str, float] = {}
         self._pacer = pacer.from_environment()
+        self._leash = Leash(device)
         if world is not None:
             world.restore = self._restore
 
@@ -157,13 +159,15 @@ class Job:
         if not self._in_body:
             self._save()
 
-    def _save(self) -> None:
-        """What was asked for; in the body of a batch it waits for the batch's end, when state and cursor agree."""
+    def _save(self) -> bool:
+        """What was asked for; in the body of a batch it waits for the batch's end, when state and cursor agree. Whether
+        there was anything."""
         from stretto.torch.checkpoints import write_file
 
         wanted, self._to_save = self._to_save, {}
         for path in wanted if self.rank == 0 else ():
             write_file(path, *self.holder.take(self.cursor))
+        return bool(wanted)
 
     def restore(self, path: str | os.PathLike[str], *, position: bool = True) -> None:
         """Take over a state that `save` wrote, and go on where it was written (unless `position` is false); before the
@@ -380,6 +384,7 @@ class Job:
                 hint="use more of them, or fewer workers",
             )
         self._watch()
+        self.world.pace.begin()
         return True
 
     def _look_at_parameters(self) -> None:
@@ -472,7 +477,7 @@ class Job:
         if found.stop:
             # In what is saved, too. Newcomers would not know: they come in with the next loop.
             self.cursor = self.cursor._replace(over=1)
-        self._save()
+        plain = not self._save()
         if world is None:
             return bool(found.stop)
         if self._ledger is not None:
@@ -481,7 +486,7 @@ class Job:
             world.member.applied = self.cursor.applied
         world.committed(self.cursor)
         if self.checkpoints is not None:
-            self.checkpoints.consider(self.cursor, self.generation, leader=world.rank == 0)
+            plain &= not self.checkpoints.consider(self.cursor, self.generation, leader=world.rank == 0)
         ahead, size = round(found.ahead), world.size
         if found.stop:
             return True
@@ -491,6 +496,10 @@ class Job:
             self._resume(world.recover(self.cursor, None))
         elif ahead and found.same_ahead(size):
             self._resume(world.take_up(ahead // size, self.cursor))
+        else:
+            if alone:
+                self._leash.pull()
+            world.stepped(plain=plain)
         return False
 
     def _suspend(self, world: World) -> NoReturn:

@@ -35,6 +35,7 @@ from stretto.runtime.messages import (
     Release,
     Switch,
 )
+from stretto.runtime.pace import Pace
 from stretto.torch import background
 from stretto.torch.groups import Group, GroupBroken
 from stretto.torch.rendezvous import Store
@@ -103,6 +104,7 @@ class World:
         self.overlap = True
         """Whether members may train on while their state is on its way to newcomers."""
         self.habits = Habits()
+        self.pace = Pace(time.monotonic)
         self.feeders: tuple[int, ...] = (0,)
         """The ranks that the next batch is cut for: those that held state when it began."""
         self._staging = Staging(device)
@@ -203,6 +205,17 @@ class World:
             fact = Committed(generation=self.member.generation, applied=cursor.applied)
             self.channel.send(self.member.state(fact))
 
+    def stepped(self, *, plain: bool) -> None:
+        """A step was settled, in the same generation; `plain`: there was nothing beside it. While another generation
+        is prepared steps are slower than they will be."""
+        window = self.pace.step(counts=plain and self.member.pending() is None)
+        if window is None:
+            return
+        self.member.timed(window)
+        if window.first and self.rank == 0:
+            # What a new size is worth is wanted at once.
+            self.channel.send(self.member.heartbeat())
+
     def end_loop(self, cursor: Cursor, how: str) -> Cursor:
         """Wait until everybody is at the end of the loop."""
         loop = cursor.loop
@@ -264,6 +277,7 @@ class World:
                 self.member.paused_s += time.monotonic() - began_s if counts else 0.0
             fact = Formed(generation=switch.generation, applied=found.applied, loop=found.loop)
             self.channel.send(self.member.state(fact))
+            self.pace.enter(switch.generation, self.size)
             return found
 
     def _agree(self, group: Group, cursor: Cursor, before: int, planned: bool) -> Cursor:

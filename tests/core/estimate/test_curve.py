@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.core.estimate.curve import Curve, Model, cap, fit, observe, rates, sd_log, step_s
+from stretto.core.estimate.curve import (
+    Curve,
+    Model,
+    Window,
+    cap,
+    fit,
+    measured,
+    observe,
+    rates,
+    sd_log,
+    step_s,
+    take_in,
+)
 
 TRUTHS = [
     Model(0.0, 1.0, 0.0),
@@ -95,6 +107,78 @@ def test_it_follows_a_change_of_speed() -> None:
 def test_one_slow_step_does_not_spoil_it() -> None:
     curve = learned(Model(0.0, 1.0, 0.0), [1], each=20, noise=0.05)
     assert rates(observe(curve, 1, 500.0), 1)[1] == pytest.approx(rates(curve, 1)[1], rel=0.05)
+
+
+# Windows.
+
+
+def window(workers: int, median_s: float, count: int = 8, spread_s: float = 0.0) -> Window:
+    return Window(workers, count, median_s, spread_s, 0.0, count * median_s)
+
+
+def test_a_window_counts_as_many_steps_as_it_has() -> None:
+    once = take_in(Curve(), window(2, 0.5, count=40, spread_s=0.05))
+    (size,) = measured(once)
+    assert (size.workers, size.steps) == (2, 40)
+    assert size.step_s == pytest.approx(0.5)
+    assert size.sd_log == pytest.approx(0.1)
+    assert size.standard_error == pytest.approx(0.1 / math.sqrt(40))
+    (both,) = measured(take_in(once, window(2, 0.5, count=120, spread_s=0.05)))
+    assert (both.steps, both.sd_log) == (160, pytest.approx(0.1))
+
+
+def test_windows_that_differ_are_spread_too() -> None:
+    curve = Curve()
+    for median_s in (0.9, 1.1) * 10:
+        curve = take_in(curve, window(1, median_s, spread_s=0.01))
+    (size,) = measured(curve)
+    assert size.step_s == pytest.approx(1.0, rel=0.02)
+    assert size.sd_log == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_single_window_is_believed_and_the_sizes_beside_it_follow_the_formula() -> None:
+    curve = take_in(take_in(Curve(), window(1, 1.0)), window(2, 0.9))
+    found = rates(curve, 8)
+    assert found[[1, 2]] == pytest.approx([1.0, 1 / 0.9], rel=0.02)
+    assert found[8] < 1.5, "no doubling after one that was not"
+
+
+def test_what_is_older_fades_whatever_windows_are_like() -> None:
+    curve = Curve()
+    for _ in range(1000):
+        curve = take_in(curve, window(1, 0.01, count=50))
+    for _ in range(300):
+        curve = take_in(curve, window(1, 0.02, count=40))
+    (size,) = measured(curve)
+    assert size.steps == 100 * 40
+    assert size.step_s == pytest.approx(0.02, rel=0.1)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 5), st.floats(), st.integers(-1, 10**9), st.floats()), max_size=20))
+def test_windows_that_cannot_be_teach_nothing(given_windows: list[tuple[int, float, int, float]]) -> None:
+    curve = Curve()
+    for workers, median_s, count, spread_s in given_windows:
+        before = curve
+        curve = take_in(curve, window(workers, median_s, count, spread_s))
+        possible = workers > 0 and 0 < median_s < math.inf and count > 0 and 0 <= spread_s < math.inf
+        assert possible or curve is before
+    for size in measured(curve):
+        assert 0 < size.step_s < math.inf
+        assert 0 <= size.standard_error < math.inf
+    assert np.isfinite(rates(curve, 8)).all()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"workers": [1, 2], "count": [3.0], "mean": [0.0], "squares": [0.0]},
+        {"workers": [1], "count": [0.0], "mean": [0.0], "squares": [0.0]},
+        {"workers": [1], "count": [1.0], "mean": [0.0], "squares": [-1.0]},
+    ],
+)
+def test_what_is_no_curve_is_not_read(stored: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(stored, Curve)
 
 
 def test_explore_by_doubling() -> None:

@@ -1,4 +1,4 @@
-"""Throughput as a function of workers, learned online from (workers, seconds per step).
+"""Throughput as a function of workers, learned online from windows of steps that were timed at one size.
 
 The global batch is constant, so a step on n workers takes
 
@@ -15,6 +15,7 @@ The rates handed out start at 0, never fall with more workers and are never nan.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,7 +23,8 @@ import numpy as np
 from stretto.core.snapshot import FloatArray
 
 _MEMORY = 100.0
-"""Observations that count at one size: what is older fades, so that a curve may change."""
+"""Observations like the latest that count at one size: what is older fades, so that a curve may change."""
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e9
 _OUTLIER = 3.0
 _PRIOR_WEIGHT = 2.0
 _PULL = 0.05
@@ -39,13 +41,54 @@ _SUBSETS = np.array([[0, 1, 0], [1, 1, 0], [0, 1, 1], [1, 0, 1], [1, 0, 0], [1, 
 fast."""
 
 
+class Window(msgspec.Struct, frozen=True):
+    """Steps on so many workers, timed one after the other by one of them."""
+
+    workers: int
+    count: int
+    median_s: float
+    spread_s: float
+    """Standard deviation of a single step."""
+    began_s: float
+    ended_s: float
+
+    @property
+    def rate(self) -> float:
+        """Steps per second."""
+        return 1 / self.median_s
+
+
+class Measured(NamedTuple):
+    """What a curve says of one size that was seen."""
+
+    workers: int
+    steps: float
+    """How many are remembered: older ones fade."""
+    step_s: float
+    sd_log: float
+    """Of log(time) of a single step, changes between windows included."""
+
+    @property
+    def standard_error(self) -> float:
+        """Of log(step_s)."""
+        return self.sd_log / math.sqrt(self.steps)
+
+
 class Curve(msgspec.Struct, frozen=True):
-    """What was observed of one job, per number of workers: how often, mean and squared deviations of log(step_s)."""
+    """What was observed of one job, per number of workers: how many steps, mean and squared deviations of
+    log(step_s)."""
 
     workers: tuple[int, ...] = ()
     count: tuple[float, ...] = ()
     mean: tuple[float, ...] = ()
     squares: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """What is read from elsewhere is refused where it is no curve."""
+        if not len(self.workers) == len(self.count) == len(self.mean) == len(self.squares):
+            raise ValueError("a curve has as many counts, means and squares as sizes")
+        if min(self.count, default=1.0) <= 0 or min(self.squares, default=0.0) < 0:
+            raise ValueError("a curve has sizes that were seen")
 
     @property
     def widest(self) -> int:
@@ -65,25 +108,40 @@ class Model(msgspec.Struct, frozen=True):
         return step
 
 
-def observe(curve: Curve, workers: int, step_s: float) -> Curve:
-    """The curve after one more observation. One that cannot be (no workers, no time, nan) teaches nothing."""
-    if workers < 1 or not 0 < step_s < math.inf:
+def observe(curve: Curve, workers: int, step_s: float, steps: float = 1.0, spread_s: float = 0.0) -> Curve:
+    """The curve after one more observation: the median of so many steps, and their standard deviation. One that cannot
+    be (no workers, no time, nan) teaches nothing."""
+    if workers < 1 or not 0 < step_s < math.inf or not steps > 0 or not 0 <= spread_s < math.inf:
         return curve
     value = math.log(min(max(step_s, 1 / _LONGEST_S), _LONGEST_S))
+    steps = min(max(steps, _LEAST_WEIGHT), _MOST_WEIGHT)
+    own = steps * min(spread_s / step_s, 1.0) ** 2
     if workers not in curve.workers:
-        return _with(curve, workers, 1.0, value, 0.0)
+        return _with(curve, workers, steps, value, own)
     i = curve.workers.index(workers)
     count, mean, squares = curve.count[i], curve.mean[i], curve.squares[i]
-    if count >= 3:
-        # The first step after a resize, a swapped machine: seen, but not believed in full.
+    if count >= 3 * steps:
+        # A swapped machine, a neighbour that has just come: seen, but not believed in full.
         limit = _OUTLIER * max(math.sqrt(squares / count), _NOISE / 2)
         value = min(max(value, mean - limit), mean + limit)
-    if count >= _MEMORY:
-        squares *= (_MEMORY - 1) / count
-        count = _MEMORY - 1
+    kept = min(count, (_MEMORY - 1) * steps)
+    squares *= kept / count
     change = value - mean
-    mean += change / (count + 1)
-    return _with(curve, workers, count + 1, mean, squares + change * (value - mean))
+    mean += change * steps / (kept + steps)
+    return _with(curve, workers, kept + steps, mean, squares + own + steps * change * (value - mean))
+
+
+def take_in(curve: Curve, window: Window) -> Curve:
+    """The curve after one more window."""
+    return observe(curve, window.workers, window.median_s, window.count, window.spread_s)
+
+
+def measured(curve: Curve) -> list[Measured]:
+    """The sizes that were seen, smallest first."""
+    rows = zip(curve.workers, curve.count, curve.mean, curve.squares, strict=True)
+    return [
+        Measured(workers, count, math.exp(mean), math.sqrt(squares / count)) for workers, count, mean, squares in rows
+    ]
 
 
 def rates(curve: Curve, max_workers: int, prior: Curve | None = None) -> FloatArray:

@@ -1,0 +1,115 @@
+"""How long the steps of one worker take, in windows of a few of them.
+
+A step lasts from one request for a batch to the next, whatever it is made of (micro-batches, accumulated batches): what
+is measured is the time that it costs the job. Steps that tell nothing of a size do not count: the first after a switch,
+those while the next generation is prepared, those with a checkpoint, those that were taken back, and those that took
+several times as long as the others, because the script did something else (an evaluation, an upload).
+
+A window is complete after eight steps and 0.3 s. Where steps are slow, three of them that took half a minute together
+are one as well: nobody should wait for ten minutes to learn a speed. Then the next window begins.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_UNSETTLED = 2
+"""Steps after a switch that do not count."""
+_STEPS, _LENGTH_S = 8, 0.3
+_FEW_STEPS, _LONG_S = 3, 30.0
+_ELSEWHERE = 3.0
+"""A step that took so many times as long as the middle one of its window: the script was elsewhere."""
+_ROBUST = 1.4826
+"""From the median of absolute deviations to a standard deviation."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Steps of one generation; the times are of the clock that they were taken with."""
+
+    number: int
+    """Ascending over all generations of this worker."""
+    generation: int
+    members: int
+    count: int
+    median_s: float
+    spread_s: float
+    """A standard deviation of single steps that outliers do not disturb."""
+    began_s: float
+    ended_s: float
+    first: bool = False
+    """The first of its generation."""
+
+
+class Pace:
+    """Of one worker. `enter` for every generation, `begin` for every loop, `step` after every step."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._generation, self._members = 0, 1
+        self._number = 0
+        self._is_first = True
+        self._unsettled = 0
+        self._since_s = clock()
+        """When the step under way began."""
+        self._steps_s: list[float] = []
+        self._began_s = 0.0
+
+    def enter(self, generation: int, members: int) -> None:
+        """A switch: the window that was under way is dropped, and with it a step that was taken back."""
+        self._generation, self._members = generation, members
+        self._is_first, self._unsettled, self._steps_s = True, _UNSETTLED, []
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins now: what the script did between two loops is no part of it."""
+        self._since_s = self._clock()
+
+    def step(self, *, counts: bool = True) -> Window | None:
+        """A step is done, and the next one begins; the window that it completes, if it does."""
+        began_s, now_s = self._since_s, self._clock()
+        self._since_s = now_s
+        if self._unsettled:
+            self._unsettled -= 1
+        elif counts:
+            return self._add(began_s, now_s)
+        return None
+
+    def _add(self, began_s: float, now_s: float) -> Window | None:
+        if not self._steps_s:
+            self._began_s = began_s
+        self._steps_s.append(now_s - began_s)
+        if not _suffice(self._steps_s):
+            return None
+        middle_s = statistics.median(self._steps_s)
+        self._steps_s = [step_s for step_s in self._steps_s if step_s <= _ELSEWHERE * middle_s]
+        return self._close(now_s) if _suffice(self._steps_s) else None
+
+    def _close(self, now_s: float) -> Window:
+        steps_s, self._steps_s = self._steps_s, []
+        is_first, self._is_first = self._is_first, False
+        self._number += 1
+        return Window(
+            number=self._number,
+            generation=self._generation,
+            members=self._members,
+            count=len(steps_s),
+            median_s=statistics.median(steps_s),
+            spread_s=spread_s(steps_s),
+            began_s=self._began_s,
+            ended_s=now_s,
+            first=is_first,
+        )
+
+
+def spread_s(steps_s: list[float]) -> float:
+    """A robust standard deviation."""
+    middle_s = statistics.median(steps_s)
+    return _ROBUST * statistics.median(abs(step_s - middle_s) for step_s in steps_s)
+
+
+def _suffice(steps_s: list[float]) -> bool:
+    count, length_s = len(steps_s), sum(steps_s)
+    return (count >= _STEPS and length_s >= _LENGTH_S) or (count >= _FEW_STEPS and length_s >= _LONG_S)
