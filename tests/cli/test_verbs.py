@@ -65,7 +65,7 @@ def test_submit_and_look(stretto: Line, tmp_path: Path) -> None:
     assert [each["id"] for each in stretto.json("ps", "-a", "--label", "team=a")] == [job["id"]]
     assert stretto.json("ps", "--name", "looked-*") == [], "it has ended"
     table = stretto("ps", "--all", "--name", "looked-at").splitlines()
-    assert table[0].split() == ["JOB", "NAME", "PHASE", "WORKERS", "STEPS", "ETA", "AGE", "USER", "NOTE"]
+    assert table[0].split() == ["JOB", "NAME", "PHASE", "WORKERS", "STEPS", "STEPS/S", "ETA", "AGE", "USER", "NOTE"]
     assert table[1].split()[:4] == [job["id"], "looked-at", "succeeded", "0/1"]
     assert stretto.json("show", "looked-at")["phase"] == "succeeded"
     shown = stretto("show", job["id"])

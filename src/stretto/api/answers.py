@@ -5,12 +5,15 @@ Nothing else leaves the server, so what must not leave it, a job's secret and it
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 from fastapi import Response
 
 from stretto.api.problems import Problem
+from stretto.core.estimate import curve as curves
+from stretto.core.estimate.curve import Curve
 from stretto.jobs import events as e
 from stretto.jobs.model import Job, Level, Phase, Wish
 from stretto.server.book import Active
@@ -29,6 +32,16 @@ class WorkerAnswer(msgspec.Struct, frozen=True, kw_only=True):
     leaving: str
     launched_s: float
     joined: bool
+
+
+class SpeedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What was timed of a job at one size."""
+
+    pool: str
+    workers: int
+    rate: float
+    spread: float
+    steps: int
 
 
 class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +72,8 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     total_steps: int | None
     rate: float
+    rate_timed: bool
+    speeds: list[SpeedAnswer]
     eta_s: float | None
     metrics: dict[str, float | None]
     starts: int
@@ -213,11 +228,24 @@ def job(plane: Plane, job: Job) -> JobAnswer:
         return _job(job)
     driver = plane.loop.drivers.get(job.number)
     joined = driver.joined if driver is not None and job.workers else frozenset[str]()
-    return _job(job, active, joined, plane.eta(job.number) if job.workers else None)
+    speeds = _speeds(plane.loop.estimates.measured(job.number))
+    return _job(job, active, joined, plane.eta(job.number) if job.workers else None, speeds)
+
+
+def _speeds(measured: Mapping[str, Curve]) -> list[SpeedAnswer]:
+    return [
+        SpeedAnswer(pool=pool, workers=size.workers, rate=size.rate, spread=size.spread, steps=round(size.steps))
+        for pool, curve in sorted(measured.items())
+        for size in curves.measured(curve)
+    ]
 
 
 def _job(
-    job: Job, active: Active | None = None, joined: frozenset[str] = frozenset(), eta_s: float | None = None
+    job: Job,
+    active: Active | None = None,
+    joined: frozenset[str] = frozenset(),
+    eta_s: float | None = None,
+    speeds: Sequence[SpeedAnswer] = (),
 ) -> JobAnswer:
     reason, text = (active.reason.name, active.reason.text) if active else (str(job.phase), "")
     return JobAnswer(
@@ -259,6 +287,8 @@ def _job(
         steps=job.steps,
         total_steps=job.total_steps,
         rate=active.progress.rate if active and job.workers else 0.0,
+        rate_timed=bool(active and job.workers and active.progress.window),
+        speeds=list(speeds),
         eta_s=eta_s,
         metrics=dict(job.metrics),
         starts=job.starts,

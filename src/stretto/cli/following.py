@@ -203,7 +203,7 @@ def progress_line(job: Any) -> str:
         parts.append(f"{words.bar(share, 16)} {words.progress(job)}")
     elif job.get("steps"):
         parts.append(f"step {job['steps']}")
-    parts += [f"{words.number(job['rate'])} steps/s"] if job.get("rate") else []
+    parts += [f"{words.rate(job)} steps/s"] if job.get("rate") else []
     parts += [f"{words.span(job['eta_s'])} left"] if job.get("eta_s") is not None else []
     parts += [job["text"]] if job["phase"] == "queued" and job.get("text") else []
     return f"{job['name']}: " + " · ".join(parts)

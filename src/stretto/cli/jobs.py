@@ -54,8 +54,8 @@ def ps(
         return
     now_s = show.now_s()
     if place.cluster is None:
-        headings = ["JOB", "NAME", "PHASE", "WORKERS", "STEPS", "ETA", "AGE", "USER", "NOTE"]
-        show.columns(headings, [_row(job, now_s) for job in jobs], right=["JOB", "ETA", "AGE"])
+        headings = ["JOB", "NAME", "PHASE", "WORKERS", "STEPS", "STEPS/S", "ETA", "AGE", "USER", "NOTE"]
+        show.columns(headings, [_row(job, now_s) for job in jobs], right=["JOB", "STEPS/S", "ETA", "AGE"])
     else:
         headings = ["NAMESPACE", "NAME", "PHASE", "WORKERS", "STEPS", "AGE", "NOTE"]
         show.columns(headings, [_row_on_kubernetes(job, now_s) for job in jobs], right=["AGE"])
@@ -147,13 +147,13 @@ def _row(job: Job, now_s: float) -> list[str]:
     age_s = now_s - job.submitted_s
     note = job.message if job.ended else (job.get("text") or job.message)
     return [
-        job.id, job.name, words.phase(job), words.size(job), words.progress(job), words.span(job.eta_s),
-        words.span(age_s), job.user, words.one_line(note),
+        job.id, job.name, words.phase(job), words.size(job), words.progress(job), words.rate(job),
+        words.span(job.eta_s), words.span(age_s), job.user, words.one_line(note),
     ]  # fmt: skip
 
 
 def _row_on_kubernetes(job: Job, now_s: float) -> list[str]:
-    _, name, phase, workers, steps, _, age, namespace, note = _row(job, now_s)
+    _, name, phase, workers, steps, _, _, age, namespace, note = _row(job, now_s)
     return [namespace, name, phase, workers, steps, age, note]
 
 
@@ -171,7 +171,7 @@ def _print_job(job: Job, now_s: float) -> None:
         ("level, priority", f"{job.level}, {job['priority']}"),
         ("labels", ", ".join(f"{key}={value}" for key, value in (job.get("labels") or {}).items())),
         ("workers", f"{words.size(job)} (target {job.target})" if not job.ended else words.size(job)),
-        ("steps", words.progress(job) + (f", {words.number(job['rate'])} a second" if job.get("rate") else "")),
+        ("steps", words.progress(job) + (f", {words.rate(job)} a second" if job.get("rate") else "")),
         ("metrics", ", ".join(f"{name} {value:g}" for name, value in _known(job.get("metrics")).items())),
         ("eta", "" if job.eta_s is None else f"in {words.span(job.eta_s)}"),
         ("submitted", words.ago(job.submitted_s, now_s)),
@@ -182,12 +182,28 @@ def _print_job(job: Job, now_s: float) -> None:
         ("history", _history(job)),
     ]
     show.listing([(name, value) for name, value in told if value])
+    _print_speeds(job.get("speeds") or [])
     if job.workers:
         print()
         if "namespace" in job:
             show.columns(["WORKER", "NODE", "POD", "AGE", "STATE"], [_pod(one, now_s) for one in job.workers])
             return
         show.columns(["WORKER", "NODE", "DEVICES", "PID", "AGE", "STATE"], [_worker(one, now_s) for one in job.workers])
+
+
+def _print_speeds(speeds: list[dict[str, Any]]) -> None:
+    """The sizes that were timed."""
+    if not speeds:
+        return
+    print()
+    show.columns(["SIZE", "STEPS/S", "SPREAD", "TIMED"], [_speed(one) for one in speeds], right=["STEPS/S", "SPREAD"])
+
+
+def _speed(speed: dict[str, Any]) -> list[str]:
+    several = f"{speed['workers']} workers" if speed["workers"] > 1 else "1 worker"
+    return [
+        f"{several} ({speed['pool']})", f"{speed['rate']:.3g}", f"±{speed['spread']:.2g}", f"{speed['steps']} steps",
+    ]  # fmt: skip
 
 
 def _worker(worker: dict[str, Any], now_s: float) -> list[str]:

@@ -98,6 +98,14 @@ def progress(job: Mapping[str, Any]) -> str:
     return str(steps) if steps else "-"
 
 
+def rate(job: Mapping[str, Any]) -> str:
+    """Steps per second: `27.8`, or `~27.8` as long as nobody has timed them with these workers."""
+    told = job.get("rate")
+    if not told:
+        return "-"
+    return f"{'' if job.get('rate_timed', True) else '~'}{number(float(f'{told:.3g}'))}"
+
+
 def bar(share: float, width: int) -> str:
     """A horizontal bar, in eighths of a character."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)

@@ -43,6 +43,9 @@ class Job(Document):
     max_workers: int
     steps: int
     total_steps: int | None
+    rate: float
+    rate_timed: bool
+    speeds: list[dict[str, Any]]
     eta_s: float | None
     spec: dict[str, Any]
 

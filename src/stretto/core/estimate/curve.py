@@ -69,6 +69,16 @@ class Measured(NamedTuple):
     """Of log(time) of a single step, changes between windows included."""
 
     @property
+    def rate(self) -> float:
+        """Steps per second."""
+        return 1 / self.step_s
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the rate, step by step."""
+        return self.rate * self.sd_log
+
+    @property
     def standard_error(self) -> float:
         """Of log(step_s)."""
         return self.sd_log / math.sqrt(self.steps)

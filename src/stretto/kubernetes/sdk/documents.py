@@ -90,12 +90,33 @@ def job(found: ElasticJob, own: Iterable[Pod] = ()) -> Job:
         steps=int(told.get("step") or 0),
         total_steps=told.get("totalSteps"),
         rate=0.0,
+        rate_timed=False,
+        speeds=_speeds(kept.get("speeds")),
         eta_s=None,
         metrics={},
         **{name: float(kept.get(name) or 0.0) for name in _SPANS},
         **{name: int(kept.get(name) or told.get(name) or 0) for name in _COUNTED},
         spec=_shown(found, file),
     )
+
+
+def _speeds(kept: Any) -> list[dict[str, Any]]:
+    """As the API of a server tells them; what cannot be read is left out."""
+    if not kept:
+        return []
+    import msgspec
+
+    from stretto.core.estimate.curve import Curve, measured
+
+    try:
+        curves = msgspec.convert(kept, dict[str, Curve], strict=False)
+    except msgspec.ValidationError:
+        return []
+    return [
+        {"pool": pool, "workers": size.workers, "rate": size.rate, "spread": size.spread, "steps": round(size.steps)}
+        for pool, curve in sorted(curves.items())
+        for size in measured(curve)
+    ]
 
 
 def phase(found: ElasticJob) -> str:
