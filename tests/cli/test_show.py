@@ -1,4 +1,4 @@
-"""Progress is for people who wait at a terminal, and for nobody else."""
+"""How results are shown. Progress is for people who wait at a terminal, and for nobody else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from stretto.cli import show
+from stretto.cli import jobs, show
+from stretto.client import Job
 
 
 class Terminal(io.StringIO):
@@ -45,3 +46,24 @@ def test_cells_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
     show.table(["[bold]name", "n"], [["[red]x", "1"]], title="[blue]t")
     out = capsys.readouterr().out
     assert all(word in out for word in ("[bold]name", "[red]x", "[blue]t"))
+
+
+def test_a_job_is_shown_with_every_size_that_was_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    speeds = [
+        {"pool": "a100", "workers": 1, "rate": 9.8765, "spread": 0.123, "steps": 80},
+        {"pool": "a100", "workers": 16, "rate": 120.4, "spread": 4.56, "steps": 1200},
+    ]
+    job = Job(
+        id="7", name="digits", user="me", phase="running", wish="run", level="elastic", queue="default", priority=50,
+        message="", exit_code=None, submitted_s=0.0, started_s=0.0, ended_s=None, waited_s=0.0, ran_s=9.0,
+        device_s=9.0, workers=[], target=1, min_workers=1, max_workers=16, steps=500, total_steps=1000, rate=9.9,
+        rate_timed=False, speeds=speeds, eta_s=50.0, spec={"run": "train.py"},
+    )  # fmt: skip
+    jobs._print_job(job, 10.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert "steps            500/1000 50%, ~9.9 a second" in lines
+    assert [line.split() for line in lines[-3:]] == [
+        ["SIZE", "STEPS/S", "SPREAD", "TIMED"],
+        ["1", "worker", "(a100)", "9.88", "±0.12", "80", "steps"],
+        ["16", "workers", "(a100)", "120", "±4.6", "1200", "steps"],
+    ]

@@ -100,6 +100,15 @@ def test_progress() -> None:
     assert words.bar(7.0, 4) == "████"
 
 
+def test_rates() -> None:
+    assert words.rate({}) == "-"
+    assert words.rate({"rate": 0.0, "rate_timed": False}) == "-"
+    assert words.rate({"rate": 27.8123, "rate_timed": True}) == "27.8"
+    assert words.rate({"rate": 27.8123, "rate_timed": False}) == "~27.8"
+    assert words.rate({"rate": 1234.5}) == "1230"
+    assert words.rate({"rate": 0.012345}) == "0.0123"
+
+
 def test_outcomes() -> None:
     assert words.outcome(job(phase="succeeded")) == "job 12 (mnist) succeeded after 3m12s"
     failed = job(phase="failed", exit_code=3, message="ValueError: no")

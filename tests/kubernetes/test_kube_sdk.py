@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 from scripted_api import Asked, Reply, ScriptedApi, refusal
 
-from stretto.api.answers import EventAnswer, JobAnswer, WorkerAnswer
+from stretto.api.answers import EventAnswer, JobAnswer, SpeedAnswer, WorkerAnswer
 from stretto.client.documents import Job, Piece
 from stretto.errors import Conflict, Denied, NotFound, SpecError, StrettoError, Unavailable, UsageError
 from stretto.kubernetes import client
@@ -97,6 +98,20 @@ def test_a_job_has_every_field_that_a_server_gives() -> None:
     assert shown.spec["run"] == "python train.py"
     assert not shown.ended
     assert json.loads(json.dumps(shown)) == shown
+
+
+def test_speeds_are_told_as_a_server_tells_them() -> None:
+    curve = {"workers": [1, 2], "count": [8.0, 24.0], "mean": [-1.0, -2.0], "squares": [0.0, 0.24]}
+
+    def speeds(kept: Any) -> list[dict[str, Any]]:
+        return documents.job(as_job(raw_job({**STATUS, "accounts": {"speeds": kept}}))).speeds
+
+    first, second = speeds({"a100": curve})
+    assert set(SpeedAnswer.__struct_fields__) == set(first)
+    assert (second["pool"], second["workers"], second["steps"]) == ("a100", 2, 24)
+    assert (second["rate"], second["spread"]) == pytest.approx((math.exp(2.0), 0.1 * math.exp(2.0)))
+    for foreign in ({"a100": {**curve, "count": [1]}}, {"a100": "x"}, "x", None):
+        assert speeds(foreign) == []
 
 
 @pytest.mark.parametrize(

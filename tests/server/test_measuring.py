@@ -256,6 +256,7 @@ def test_after_a_newcomer_that_never_came_windows_count_again(tmp_path: Path) ->
             p.launch("w1")
             p.now_s += 5.0
             await line.beat(generation, window(1, generation, lasted_s=0.4))
+            p.now_s += 2.0
             gone = p.active.job.workers[1]
             p.active.job = msgspec.structs.replace(p.active.job, workers=p.active.job.workers[:1])
             p.driver.exited(gone, Exit(launch=gone.launch, how="signalled", status=9, at_s=p.now_s), 1)
