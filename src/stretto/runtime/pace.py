@@ -55,12 +55,15 @@ class Pace:
         self._since_s = clock()
         """When the step under way began."""
         self._steps_s: list[float] = []
+        self._length_s = 0.0
+        """Of all these together."""
         self._began_s = 0.0
 
     def enter(self, generation: int, members: int) -> None:
         """A switch: the window that was under way is dropped, and with it a step that was taken back."""
         self._generation, self._members = generation, members
-        self._is_first, self._unsettled, self._steps_s = True, _UNSETTLED, []
+        self._is_first, self._unsettled = True, _UNSETTLED
+        self._keep([])
         self.begin()
 
     def begin(self) -> None:
@@ -81,14 +84,23 @@ class Pace:
         if not self._steps_s:
             self._began_s = began_s
         self._steps_s.append(now_s - began_s)
-        if not _suffice(self._steps_s):
+        self._length_s += now_s - began_s
+        if not self._suffices():
             return None
         middle_s = statistics.median(self._steps_s)
-        self._steps_s = [step_s for step_s in self._steps_s if step_s <= _ELSEWHERE * middle_s]
-        return self._close(now_s) if _suffice(self._steps_s) else None
+        self._keep([step_s for step_s in self._steps_s if step_s <= _ELSEWHERE * middle_s])
+        return self._close(now_s) if self._suffices() else None
+
+    def _keep(self, steps_s: list[float]) -> None:
+        self._steps_s, self._length_s = steps_s, sum(steps_s)
+
+    def _suffices(self) -> bool:
+        count, length_s = len(self._steps_s), self._length_s
+        return (count >= _STEPS and length_s >= _LENGTH_S) or (count >= _FEW_STEPS and length_s >= _LONG_S)
 
     def _close(self, now_s: float) -> Window:
-        steps_s, self._steps_s = self._steps_s, []
+        steps_s = self._steps_s
+        self._keep([])
         is_first, self._is_first = self._is_first, False
         self._number += 1
         return Window(
@@ -108,8 +120,3 @@ def spread_s(steps_s: list[float]) -> float:
     """A robust standard deviation."""
     middle_s = statistics.median(steps_s)
     return _ROBUST * statistics.median(abs(step_s - middle_s) for step_s in steps_s)
-
-
-def _suffice(steps_s: list[float]) -> bool:
-    count, length_s = len(steps_s), sum(steps_s)
-    return (count >= _STEPS and length_s >= _LENGTH_S) or (count >= _FEW_STEPS and length_s >= _LONG_S)
