@@ -197,7 +197,9 @@ def lossy(draw: st.DrawFn, placed: bool) -> Snapshot:
     fragile = np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), np.bool_)
     lost = np.where(fragile & (view.workers > 0), view.ran_s, 0.0)
     preemptible = np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), np.bool_)
-    return msgspec.structs.replace(view, lost_s=lost, fragile=fragile, preemptible=preemptible)
+    # Where workers are drawn fixed roles have no place of their own.
+    none = np.zeros(n, np.int64)
+    return msgspec.structs.replace(view, lost_s=lost, fragile=fragile, preemptible=preemptible, fixed_milli=none)
 
 
 @pytest.mark.parametrize("name", BUILTIN)

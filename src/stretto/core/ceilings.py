@@ -1,7 +1,8 @@
 """Nobody gets more workers than make it faster: what a job cannot use is another's.
 
 Speeds may fall with more workers (`Snapshot.falls`). Policies are shown, for every job, a maximum no larger than the
-smallest size within 3 % of the fastest one known, and rates that never fall below it.
+smallest size within 3 % of the fastest one known, and rates that never fall below it. Of a job that is being measured
+no size is known to be of use but those that were (`exploring`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from stretto.core import exploring
 from stretto.core.snapshot import FloatArray, IntArray, Snapshot
 
 _NEARLY = 0.97
@@ -16,16 +18,21 @@ _NEARLY = 0.97
 
 
 def lowered(view: Snapshot) -> Snapshot:
-    """The snapshot as policies see it; the same one where no speed falls."""
-    if not view.falls or not len(view):
+    """The snapshot as policies see it; the same one where no speed falls and nobody explores."""
+    if not len(view) or not (view.falls or view.explores is not None):
         return view
-    most = np.minimum(view.max_workers, useful(view))
+    most, rates = exploring.ceilings(view), view.rates
+    if view.falls:
+        most, rates = np.minimum(most, useful(view)), np.maximum.accumulate(rates, axis=2)
+    # Whoever would lose its work by a resize stays as it is.
+    most = np.where(view.pinned, np.maximum(view.max_workers, view.workers), most)
     return msgspec.structs.replace(
         view,
         falls=False,
-        rates=np.maximum.accumulate(view.rates, axis=2),
+        rates=rates,
         max_workers=most,
         requested=np.clip(view.requested, view.min_workers, most),
+        workers=np.minimum(view.workers, most),
     )
 
 

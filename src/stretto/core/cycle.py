@@ -3,7 +3,7 @@
 1. *Lower* each job's maximum to the size at which it is fastest (`ceilings`).
 2. *Split*: jobs with GPUs first, then those without on the cores that are left (`cores`).
 3. *Ask* the policy, and keep what it must not take: jobs that would lose their work (`pinned`, `reservations`).
-4. *Drop* the resizes that do not pay (`hysteresis`).
+4. *Drop* the resizes that do not pay (`hysteresis`), and *explore* sizes with what is free (`exploring`).
 5. *Place* workers on nodes. Whoever does not fit gets fewer; where that is because of nodes that a job cannot use, the
    policy is asked again with what it can have at most, so that others get the rest.
 6. *Explain*: whoever got less than was decided is told so.
@@ -15,13 +15,24 @@ outcome can be played again to the byte. Pure: no clock, no randomness.
 from __future__ import annotations
 
 import math
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.core import ceilings, cores, hysteresis, pinned, placement, reasons, reservations, services, steps
+from stretto.core import (
+    ceilings,
+    cores,
+    exploring,
+    hysteresis,
+    pinned,
+    placement,
+    reasons,
+    reservations,
+    services,
+    steps,
+)
 from stretto.core.decision import Decision, Memory
 from stretto.core.pinned import Answer
 from stretto.core.policy import Policy
@@ -91,23 +102,33 @@ class Fit(Protocol):
         """The same once these workers have what they need."""
 
 
+class Whole(NamedTuple):
+    """Sizes of the jobs before they were lowered to what is known to be of use."""
+
+    workers: IntArray
+    most: IntArray
+
+    def only(self, keep: BoolArray) -> Whole:
+        return Whole(self.workers[keep], self.most[keep])
+
+
 def decide(
     view: Snapshot, policy: Policy, state: CycleState, settings: Settings, fit: Fit | None = None, when: str = ""
 ) -> Outcome:
     """Raises `PolicyError` and the like; `when` is added to what went wrong."""
     if settings.stops_lose_work and view.lost_s is not None:
         view = msgspec.structs.replace(view, lost_s=None)
-    view = ceilings.lowered(view)
+    whole, view = Whole(view.workers, view.max_workers), ceilings.lowered(view)
     plain = cores.without_gpus(view)
     if not plain.any():
-        return _Turn(view, view, policy, state.policy, state.blocked, settings, fit, when).outcome(state)
+        return _Turn(view, view, whole, policy, state.policy, state.blocked, settings, fit, when).outcome(state)
     wide = services.only(view, ~plain)
-    gpus = _Turn(wide, wide, policy, state.policy, state.blocked, settings, fit, when).outcome(state)
+    gpus = _Turn(wide, wide, whole.only(~plain), policy, state.policy, state.blocked, settings, fit, when).outcome(state)
     placed = np.zeros_like(view.placed)
     placed[~plain] = gpus.placed
     rest = cores.question(view, plain, placed)
     left = fit.after(view, placed) if fit is not None else None
-    second = _Turn(*rest, policy, state.cores, state.blocked, settings, left, when).outcome(state)
+    second = _Turn(*rest, whole.only(plain), policy, state.cores, state.blocked, settings, left, when).outcome(state)
     return _together(view, plain, gpus, second)
 
 
@@ -118,6 +139,7 @@ class _Turn:
         self,
         view: Snapshot,
         places: Snapshot,
+        whole: Whole,
         policy: Policy,
         memory: Memory,
         blocked: dict[int, Wait],
@@ -126,7 +148,7 @@ class _Turn:
         when: str,
     ) -> None:
         """`places`: the same jobs as placements see them."""
-        self._places = places
+        self._places, self._whole = places, whole
         self._view, self._policy, self._memory, self._settings = view, policy, memory, settings
         self._blocked, self._fit, self._when = blocked, fit, when
 
@@ -155,7 +177,18 @@ class _Turn:
         wants = self._settings.hysteresis
         if self._policy.traits.hysteresis if wants is None else wants:
             answer = answer._replace(decision=hysteresis.settle(some, answer.decision))
+        if some.explores is not None:
+            whole = msgspec.structs.replace(
+                some, workers=self._whole.workers[~out], max_workers=self._limits(shown)[~out]
+            )
+            decision = exploring.explored(whole, some.max_workers, answer.decision)
+            answer = answer._replace(decision=decision)
         return _spread(answer, out) if out.any() else answer
+
+    def _limits(self, shown: Snapshot) -> IntArray:
+        """How far sizes may be tried: not beyond what was found to have no place."""
+        lowered: IntArray = np.where(shown.max_workers < self._view.max_workers, shown.max_workers, self._whole.most)
+        return lowered
 
     # Places.
 

@@ -47,6 +47,7 @@ class Reason(IntEnum):
     PREEMPTED_URGENT = 31
     RESERVED_FOR = 32
     SCARCE = 33
+    EXPLORES = 34
 
 
 _TEXT: dict[Reason, str] = {
@@ -83,6 +84,7 @@ _TEXT: dict[Reason, str] = {
     Reason.WAITS_FOR_PINNED: "waits: it needs {0:g} GPUs, and {1:g} are held by jobs that would lose their work{jobs}",
     Reason.PREEMPTED_URGENT: "stopped for a more urgent job{jobs}: {0:.0f} s of its work are lost",
     Reason.RESERVED_FOR: "waits: {0:g} GPUs are kept for a job that has waited longer{jobs}, free in about {1:.0f} s",
+    Reason.EXPLORES: "tries {0:g} workers with what is free: so far {1:g} are known to be of use",
     Reason.SCARCE: "waits: other jobs have what else it asks for",
 }
 

@@ -7,7 +7,7 @@ built. Units: seconds, milli-GPU, milli-CPU, MiB, and *steps* for work.
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -157,6 +157,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Last change of workers, or the submission."""
     restarts: IntArray
     """Starts and resizes so far."""
+
+    # What was measured of speeds at several sizes. None: rates are what is known, and nobody explores.
+    measured: dict[int, Any] | None = None
+    """By job number: an `estimate.curve.Curve` of the job itself, on the pool that it runs on."""
+    explores: BoolArray | None = None
+    """Who may be tried at other sizes to learn its speed there."""
+    guess: IntArray | None = None
+    """The size at which such a job starts: where its class was fastest, or its minimum."""
 
     # What a stop would do. None everywhere: nobody loses anything.
     lost_s: FloatArray | None = None

@@ -1,0 +1,231 @@
+"""Which size a job tries next. Resizing costs little, so its speed is explored while it runs, not assumed.
+
+A job starts where its class was fastest, or at its minimum. From there sizes double while the gain is clear: more than
+3 %, and more than the measurements' own errors. What is unclear is measured longer, once; if it stays unclear the sizes
+are equal, and the smaller one wins. One clear fall, or two sizes without gain, end the way up; a size between the best
+and the next larger one is tried if the fitted curve promises more than 5 % there. A job that began in the middle looks
+once at half of that size.
+
+Exploring never costs others anything: it uses what is free after everybody has what the policy gives, and ends as soon
+as somebody needs it. What it costs the job itself, in seconds slower than at the best size, is at most 5 % of what is
+left of it; of the time it ran, where nobody knows how long it is. Where jobs share devices or cores, one explores at a
+time: otherwise each would measure the other.
+
+All of that is a function of what was measured (`Snapshot.measured`), so it can be played again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from stretto.core import steps
+from stretto.core.decision import Decision
+from stretto.core.estimate import curve as curves
+from stretto.core.estimate.curve import Curve, Measured
+from stretto.core.reasons import Reason
+from stretto.core.snapshot import GPU, BoolArray, IntArray, Snapshot
+
+_CLEAR = 0.03
+_PROMISE = 1.05
+_LEAST_SD = 0.02
+"""A few steps that happen to be equal are not exact."""
+_ENOUGH_STEPS = 16
+"""Of a size whose gain is unclear; more of them where steps vary."""
+_VARIED, _ENOUGH_VARIED = 0.3, 32
+_MOST_SIZES = 8
+_TRY_STEPS = 10
+_BUDGET = 0.05
+_SILENT_S = 30.0
+"""A job that has told of no step by then is left at the size that it asked for."""
+
+Possible = Callable[[int], int]
+"""The largest size of a job that is not above a number."""
+
+
+class Trial(NamedTuple):
+    """The size that a job should be measured at next; 0: it need not be. And when to think of it again."""
+
+    size: int = 0
+    wake_s: float = math.inf
+
+
+def best(seen: list[Measured]) -> Measured:
+    """The smallest size that is as fast as the fastest."""
+    fastest = min(one.step_s for one in seen)
+    return next(one for one in seen if one.step_s * (1 - _CLEAR) <= fastest)
+
+
+def next_size(curve: Curve, low: int, high: int, possible: Possible) -> int:
+    """What is to be measured next, by what was; 0: nothing."""
+    seen = [one for one in curves.measured(curve) if low <= one.workers <= high]
+    if not seen:
+        return 0
+    top, chosen = seen[-1], best(seen)
+    return (
+        _up(seen, chosen, top, high, possible) or _between(curve, seen, chosen, possible) or _down(seen, low, possible)
+    )
+
+
+def _up(seen: list[Measured], chosen: Measured, top: Measured, high: int, possible: Possible) -> int:
+    following = possible(min(2 * top.workers, high))
+    following = following if following > top.workers else 0
+    if chosen is top:
+        below = seen[-2] if len(seen) > 1 else None
+        if below is not None and _gain(below, top) == 0 and not _is_enough(top):
+            return top.workers
+        return following
+    above = [one for one in seen if one.workers > chosen.workers]
+    if len(above) > 1 or _gain(chosen, above[0]) < 0:
+        return 0
+    return following if _is_enough(above[0]) else above[0].workers
+
+
+def _between(curve: Curve, seen: list[Measured], chosen: Measured, possible: Possible) -> int:
+    """A size above the best one, short of the next that was measured."""
+    larger = next((one.workers for one in seen if one.workers > chosen.workers), 0)
+    middle = possible(round(math.sqrt(chosen.workers * larger)))
+    if not chosen.workers < middle < larger or len(seen) >= _MOST_SIZES:
+        return 0
+    promised_s = float(curves.fit(curve).step_s(np.array([float(middle)]))[0])
+    return middle if chosen.step_s > _PROMISE * promised_s else 0
+
+
+def _down(seen: list[Measured], low: int, possible: Possible) -> int:
+    """Half of the smallest size, if that is as good as any and the job need not be so wide."""
+    smallest = seen[0]
+    half = max(possible(smallest.workers // 2), low)
+    return half if best(seen) is smallest and half < smallest.workers else 0
+
+
+def _gain(before: Measured, after: Measured) -> int:
+    """1 or -1: clearly faster or slower; 0: not clear."""
+    by = math.log(before.step_s / after.step_s)
+    limit = max(_CLEAR, 2 * math.hypot(_error(before), _error(after)))
+    return 0 if abs(by) <= limit else 1 if by > 0 else -1
+
+
+def _error(one: Measured) -> float:
+    return max(one.sd_log, _LEAST_SD) / math.sqrt(max(one.steps, 1.0))
+
+
+def _is_enough(one: Measured) -> bool:
+    return one.steps >= (_ENOUGH_VARIED if one.sd_log > _VARIED else _ENOUGH_STEPS)
+
+
+# For a whole snapshot.
+
+
+def ceilings(view: Snapshot) -> IntArray:
+    """The most workers that each job is known to use well: what policies may give it."""
+    most = view.max_workers.copy()
+    if view.explores is None or view.measured is None:
+        return most
+    for j in np.flatnonzero(view.explores).tolist():
+        seen = _seen(view, j)
+        if seen:
+            most[j] = best(seen).workers
+        elif view.ran_s[j] > _SILENT_S:
+            most[j] = view.requested[j]
+        else:
+            most[j] = view.min_workers[j] if view.guess is None else view.guess[j]
+    return np.clip(most, view.min_workers, view.max_workers)
+
+
+def explored(view: Snapshot, known: IntArray, decision: Decision) -> Decision:
+    """The decision, with some jobs at sizes that are to be measured. `known` are the ceilings that policies saw."""
+    if view.explores is None or view.measured is None:
+        return decision
+    workers, reason, detail = decision.workers.copy(), decision.reason.copy(), decision.detail.copy()
+    free = view.capacity - view.used_milli(workers, np.maximum(decision.pool, 0))
+    wake_s, busy = decision.wake_s, _Busy(view)
+    for j in _candidates(view, known, workers):
+        trial = _trial(view, j)
+        wake_s = min(wake_s, trial.wake_s)
+        more = (trial.size - int(workers[j])) * int(view.width[j])
+        if not trial.size or more > free[decision.pool[j]] or not busy.take(j):
+            continue
+        if more:
+            free[decision.pool[j]] -= more
+            workers[j] = trial.size
+        reason[j], detail[j] = Reason.EXPLORES, (trial.size, known[j])
+    return msgspec.structs.replace(decision, workers=workers, reason=reason, detail=detail, wake_s=wake_s)
+
+
+def _candidates(view: Snapshot, known: IntArray, workers: IntArray) -> Iterator[int]:
+    """Whoever has all that it is known to use: first those who are exploring, then the least known."""
+    assert view.explores is not None
+    assert view.measured is not None
+    some = view.explores & (view.workers > 0) & (workers >= known) & ~view.pinned
+    sizes = {j: len(_seen(view, j)) for j in np.flatnonzero(some).tolist()}
+    yield from sorted(sizes, key=lambda j: (view.workers[j] == known[j], sizes[j], view.job[j]))
+
+
+def _trial(view: Snapshot, j: int) -> Trial:
+    low, high, now = int(view.min_workers[j]), int(view.max_workers[j]), int(view.workers[j])
+    seen = _seen(view, j)
+    if not seen and view.ran_s[j] > _SILENT_S:
+        return Trial()
+    if not seen or now not in [one.workers for one in seen]:
+        # Where it is it has not been measured yet.
+        return Trial(now)
+    size = next_size(_curve(view, j), low, high, lambda n: _possible(view, j, n))
+    if not size or size == now:
+        return Trial(size)
+    return _affordable(view, j, seen, size)
+
+
+def _affordable(view: Snapshot, j: int, seen: list[Measured], size: int) -> Trial:
+    """Only as much as 5 % of what is left, or of what it ran."""
+    fastest_s = best(seen).step_s
+    slower_s = sum(one.steps * max(0.0, one.step_s - fastest_s) for one in seen)
+    spent_s = slower_s + 2 * (len(seen) - 1) * float(view.resize_s[j])
+    needs_s = (spent_s + 2 * float(view.resize_s[j])) / _BUDGET
+    left_s = float(view.remaining[j]) * fastest_s
+    if math.isfinite(left_s) and view.remaining_sd[j] == 0:
+        worth = needs_s <= left_s and float(view.remaining[j]) > _TRY_STEPS / _BUDGET
+        return Trial(size) if worth else Trial()
+    ran_s = float(view.ran_s[j])
+    return Trial(size) if needs_s <= ran_s else Trial(0, view.now_s + needs_s - ran_s + 1e-3)
+
+
+class _Busy:
+    """Where jobs share devices or cores one explores at a time."""
+
+    def __init__(self, view: Snapshot) -> None:
+        self._view = view
+        self._nodes = np.zeros(view.placed.shape[1], np.bool_)
+        parts = view.nodes.cpu_milli < view.nodes.devices * GPU
+        self._parts: BoolArray = parts if view.placed.shape[1] == len(parts) else self._nodes
+
+    def take(self, j: int) -> bool:
+        on = self._view.placed[j] > 0
+        if self._view.width[j] >= GPU:
+            on = on & self._parts
+        if (on & self._nodes).any():
+            return False
+        self._nodes |= on
+        return True
+
+
+def _seen(view: Snapshot, j: int) -> list[Measured]:
+    low, high = int(view.min_workers[j]), int(view.max_workers[j])
+    return [one for one in curves.measured(_curve(view, j)) if low <= one.workers <= high]
+
+
+def _curve(view: Snapshot, j: int) -> Curve:
+    assert view.measured is not None
+    curve: Curve = view.measured.get(int(view.job[j]), Curve())
+    return curve
+
+
+def _possible(view: Snapshot, j: int, size: int) -> int:
+    if view.step is None:
+        return size
+    wish = view.min_workers.copy()
+    wish[j] = size
+    return int(steps.possible(view, wish)[j]) if size >= view.min_workers[j] else 0

@@ -1,0 +1,166 @@
+"""Exploring sizes: the fastest one is found, for little, and nobody else pays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import job, view_of
+from stretto.core import cycle, exploring
+from stretto.core.cycle import CycleState, Outcome, Settings
+from stretto.core.estimate import curve as curves
+from stretto.core.estimate.curve import Curve
+from stretto.core.policy import load
+from stretto.core.reasons import Reason
+from stretto.core.snapshot import Snapshot
+
+
+def seen(*sizes: tuple[int, float], steps: float = 20.0, spread: float = 0.0) -> Curve:
+    """Sizes and the rates that were measured there."""
+    curve = Curve()
+    for workers, rate in sizes:
+        curve = curves.observe(curve, workers, 1 / rate, steps, spread / rate)
+    return curve
+
+
+def after(curve: Curve, low: int = 1, high: int = 16) -> int:
+    return exploring.next_size(curve, low, high, lambda n: n)
+
+
+def test_sizes_double_while_the_gain_is_clear() -> None:
+    assert after(Curve()) == 0
+    assert after(seen((1, 10))) == 2
+    assert after(seen((1, 10), (2, 18))) == 4
+    assert after(seen((1, 10), (2, 18)), high=3) == 3
+    assert after(seen((1, 10), (2, 18), (4, 30), (8, 50), (16, 80))) == 0
+
+
+def test_one_clear_fall_ends_the_way_up() -> None:
+    assert after(seen((1, 10), (2, 6))) == 0
+    assert after(seen((1, 10), (2, 18), (4, 12))) in (0, 3)
+
+
+def test_what_is_unclear_is_measured_longer_and_then_equal() -> None:
+    noisy = seen((1, 10), (2, 10.5), steps=8, spread=2.0)
+    assert after(noisy) == 2
+    assert after(seen((1, 10), (2, 10.1))) == 4, "no gain, but no fall either: one more"
+    assert after(seen((1, 10), (2, 10.1), (4, 10.2))) == 0
+    assert exploring.best(curves.measured(seen((1, 10), (2, 10.2)))).workers == 1
+
+
+def test_a_size_between_is_tried_where_the_curve_promises_something() -> None:
+    around = (1, 10), (2, 18.8), (4, 29.1), (8, 29.1), (16, 18.8)
+    assert after(seen(*around)) == 6
+    assert after(seen(*around, (6, 31.0))) == 0
+    assert after(seen((1, 10), (2, 3))) == 0
+
+
+def test_who_began_in_the_middle_looks_once_at_half_of_it() -> None:
+    assert after(seen((8, 50), (16, 20))) == 4
+    assert after(seen((4, 40), (8, 50), (16, 20))) in (0, 11)
+
+
+# In the cycle.
+
+
+def measuring(curve: Curve | None, workers: int, **columns: Any) -> dict[str, Any]:
+    columns.setdefault("remaining", 1e5)
+    return job(min_workers=1, max_workers=8, workers=workers, **columns) | {"curve": curve}
+
+
+def shown(gpus: int, jobs: Sequence[dict[str, Any]]) -> Snapshot:
+    view = view_of(gpus, [{k: v for k, v in one.items() if k != "curve"} for one in jobs])
+    found = {j: one["curve"] for j, one in enumerate(jobs) if one.get("curve") is not None}
+    explores = np.array(["curve" in one for one in jobs], np.bool_)
+    return msgspec.structs.replace(view, measured=found, explores=explores)
+
+
+def decide(view: Snapshot, policy: str = "stretto") -> Outcome:
+    return cycle.decide(view, load(policy), CycleState(), Settings())
+
+
+def test_a_job_starts_at_its_minimum_or_where_its_class_was_fastest() -> None:
+    view = shown(8, [measuring(None, 0)])
+    assert decide(view).workers.tolist() == [1]
+    known = msgspec.structs.replace(view, guess=np.array([4], np.int64))
+    assert decide(known).workers.tolist() == [4]
+
+
+def test_it_stays_where_it_is_until_that_was_measured() -> None:
+    assert decide(shown(8, [measuring(seen((1, 10)), 2)])).workers.tolist() == [2]
+    assert decide(shown(8, [measuring(seen((1, 10)), 1)])).workers.tolist() == [2]
+
+
+@pytest.mark.parametrize("policy", ["stretto", "fifo", "elastic-fifo", "afs-l", "srtf"])
+def test_it_never_stays_beyond_the_size_where_it_is_fastest(policy: str) -> None:
+    curve = seen((1, 10), (2, 18), (4, 12), (3, 17))
+    assert decide(shown(8, [measuring(curve, 4)]), policy).workers.tolist() == [2]
+
+
+def test_nobody_waits_or_shrinks_for_an_exploration() -> None:
+    known = measuring(seen((1, 10), (2, 18)), 4)
+    assert decide(shown(4, [known])).workers.tolist() == [4]
+    newcomer = job(size=2, remaining=10.0)
+    outcome = decide(shown(4, [known, newcomer]))
+    assert outcome.workers.tolist() == [2, 2]
+
+
+def test_exploring_costs_no_more_than_a_part_of_what_is_left() -> None:
+    curve = seen((1, 10))
+    assert decide(shown(8, [measuring(curve, 1, remaining=1e4, resize_s=1.0)])).workers.tolist() == [2]
+    assert decide(shown(8, [measuring(curve, 1, remaining=300.0, resize_s=1.0)])).workers.tolist() == [1]
+    young = decide(shown(8, [measuring(curve, 1, remaining=float("nan"), resize_s=1.0, ran_s=10.0)]))
+    assert young.workers.tolist() == [1]
+    assert young.wake_s == pytest.approx(40.0 - 10.0, abs=0.01)
+    old = decide(shown(8, [measuring(curve, 1, remaining=float("nan"), resize_s=1.0, ran_s=41.0)]))
+    assert old.workers.tolist() == [2]
+    assert old.reason.tolist() == [Reason.EXPLORES]
+
+
+def test_a_job_that_tells_of_no_steps_gets_what_it_asked_for() -> None:
+    silent = measuring(None, 1, ran_s=31.0, requested=4)
+    assert decide(shown(8, [silent])).workers.tolist() == [4]
+
+
+def test_where_devices_are_shared_one_explores_at_a_time() -> None:
+    curve = seen((1, 10))
+    view = shown(4, [measuring(curve, 1, width=250), measuring(curve, 1, width=250)])
+    placed = np.array([[1], [1]], np.int64)
+    view = msgspec.structs.replace(view, placed=placed, nodes=msgspec.structs.replace(view.nodes))
+    outcome = cycle.decide(view, load("stretto"), CycleState(), Settings(placement="pack"))
+    assert outcome.workers.tolist() == [2, 1]
+
+
+SHAPES: dict[str, Callable[[int], float]] = {
+    "scales": lambda n: 10.0 * n,
+    "saturates": lambda n: 10.0 / (0.2 + 0.8 / n),
+    "falls": lambda n: 10.0 / (1 + 0.5 * (n - 1)),
+    "peak": lambda n: 10.0 / (1 / n + 0.06 * (n - 1)),
+}
+
+
+@given(shape=st.sampled_from(list(SHAPES)), seed=st.integers(0, 10_000), noise=st.sampled_from([0.0, 0.03, 0.1]))
+def test_the_fastest_size_is_found_for_little(shape: str, seed: int, noise: float) -> None:
+    """Windows of eight steps, one decision after each, until nothing changes for three of them."""
+    random, rate = np.random.default_rng(seed), SHAPES[shape]
+    curve, workers, spent_s, steps = Curve(), 1, 0.0, 0
+    same = 0
+    for _ in range(60):
+        measured = float(np.median(np.exp(noise * random.standard_normal(8)))) / rate(workers)
+        curve = curves.observe(curve, workers, measured, 8, noise * measured)
+        steps += 10
+        spent_s += 10 / rate(workers)
+        before = workers
+        workers = int(decide(shown(8, [measuring(curve, workers, remaining=1e5 - steps)])).workers[0])
+        same = same + 1 if workers == before else 0
+        if same >= 6:
+            break
+    fastest = max(rate(n) for n in range(1, 9))
+    assert rate(workers) >= (0.93 if noise < 0.05 else 0.85) * fastest, (curve, workers)
+    assert steps <= 300
