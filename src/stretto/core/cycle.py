@@ -123,7 +123,9 @@ def decide(
     if not plain.any():
         return _Turn(view, view, whole, policy, state.policy, state.blocked, settings, fit, when).outcome(state)
     wide = services.only(view, ~plain)
-    gpus = _Turn(wide, wide, whole.only(~plain), policy, state.policy, state.blocked, settings, fit, when).outcome(state)
+    gpus = _Turn(wide, wide, whole.only(~plain), policy, state.policy, state.blocked, settings, fit, when).outcome(
+        state
+    )
     placed = np.zeros_like(view.placed)
     placed[~plain] = gpus.placed
     rest = cores.question(view, plain, placed)

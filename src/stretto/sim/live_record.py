@@ -1,0 +1,178 @@
+"""Decisions of a live system, written down whole and played again.
+
+`stretto up --record FILE` keeps, for every decision, what the cycle was given (snapshot, memory, policy, settings) and
+what came of it (workers, places, reasons, wake time); one line of JSON each, after a header that says which versions
+decided. `replay` gives the same arguments to the cycle again and compares the outcomes byte for byte.
+
+What a site knows beyond snapshots (`cycle.Fit`) is part of the record as its answers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import platform
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+
+import stretto
+from stretto.core import codec, cycle
+from stretto.core.codec import CodecError
+from stretto.core.cycle import CycleState, Fit, Outcome, Settings
+from stretto.core.policy import Policy
+from stretto.core.snapshot import IntArray, Snapshot
+from stretto.errors import TraceError
+from stretto.sim.record import Difference, Replay
+
+
+class LiveHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """Who decided: the same versions on the same kind of processor decide the same."""
+
+    live: bool = True
+    stretto: str
+    python: str
+    numpy: str
+    machine: str
+
+
+class Recorder:
+    """Decides as the cycle does, and writes it down. Called from one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists() or not path.stat().st_size
+        self._file = _open(path, "at")
+        self._lock = threading.Lock()
+        if is_new:
+            self._write(msgspec.to_builtins(_header()))
+
+    def decide(
+        self, view: Snapshot, policy: Policy, state: CycleState, settings: Settings, fit: Fit | None = None
+    ) -> Outcome:
+        answers: list[IntArray] = []
+        outcome = cycle.decide(view, policy, state, settings, _Heard(fit, answers) if fit is not None else None)
+        line = {
+            "policy": policy.name, "options": msgspec.to_builtins(policy.options), "settings": codec.plain(settings),
+            "view": codec.plain(view), "state": codec.plain(state), "fits": codec.plain(answers),
+            "outcome": codec.plain(outcome),
+        }  # fmt: skip
+        self._write(line)
+        return outcome
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: Any) -> None:
+        with self._lock:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self._file.flush()
+
+
+class _Heard:
+    """A fit whose answers are noted."""
+
+    def __init__(self, fit: Fit, answers: list[IntArray]) -> None:
+        self._fit, self._answers = fit, answers
+
+    def __call__(self, view: Snapshot, placed: IntArray, pool: IntArray) -> IntArray:
+        fitted = self._fit(view, placed, pool)
+        self._answers.append(fitted)
+        return fitted
+
+    def after(self, view: Snapshot, placed: IntArray) -> _Heard:
+        return _Heard(self._fit.after(view, placed), self._answers)
+
+
+class _Said:
+    """A fit that answers as it was noted, in order."""
+
+    def __init__(self, answers: Sequence[IntArray]) -> None:
+        self._left = iter(answers)
+
+    def __call__(self, view: Snapshot, placed: IntArray, pool: IntArray) -> IntArray:
+        return next(self._left, placed)
+
+    def after(self, view: Snapshot, placed: IntArray) -> _Said:
+        return self
+
+
+def is_live(path: Path) -> bool:
+    """Whether a record is of a live system."""
+    if not path.is_file():
+        return False
+    with _open(path, "rt") as file:
+        first = file.readline()
+    return '"live"' in first[:200]
+
+
+def replay(path: Path, policies: dict[tuple[str, str], Policy], trusted: Collection[str] = ()) -> Replay:
+    """Decide again, with the policies of the record by name and options (`names`)."""
+    count = 0
+    for number, line in _decisions(path):
+        try:
+            view, state, settings, fits = (
+                codec.rich(line[name], trusted) for name in ("view", "state", "settings", "fits")
+            )
+        except (CodecError, KeyError) as error:
+            raise TraceError(f"record {path.name!r}, line {number}: {error}", hint="the file is damaged") from None
+        policy = policies[key_of(line)]
+        fit = _Said(fits) if fits else None
+        now = codec.plain(cycle.decide(view, policy, state, settings, fit))
+        what = _difference(line["outcome"], now)
+        if what:
+            return Replay(count, Difference(number, view.now_s, what))
+        count += 1
+    return Replay(count, None)
+
+
+def names(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The policies that decided, each with its options."""
+    found = {key_of(line): (line["policy"], line["options"]) for _, line in _decisions(path)}
+    return list(found.values())
+
+
+def key_of(line: dict[str, Any]) -> tuple[str, str]:
+    return str(line["policy"]), json.dumps(line["options"], sort_keys=True)
+
+
+def _difference(kept: dict[str, Any], now: dict[str, Any]) -> str:
+    """What is not equal to the byte."""
+    before, after = kept["fields"], now["fields"]
+    for name in after:
+        if json.dumps(before.get(name)) != json.dumps(after[name]):
+            return f"another {name}"
+    return ""
+
+
+def _decisions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with _open(path, "rt") as file:
+        for number, text in enumerate(file, 1):
+            if number == 1:
+                continue
+            try:
+                line = dict(json.loads(text))
+                line["policy"], line["options"], line["outcome"]["fields"]
+            except (ValueError, TypeError, KeyError) as error:
+                hint = "the file is damaged, or the server was ended while it wrote: leave out the last line"
+                raise TraceError(f"record {path.name!r}, line {number}: {error}", hint=hint) from None
+            yield number, line
+
+
+def _header() -> LiveHeader:
+    return LiveHeader(
+        stretto=stretto.__version__,
+        python=platform.python_version(),
+        numpy=np.__version__,
+        machine=platform.machine(),
+    )
+
+
+def _open(path: Path, mode: str) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, mode, encoding="utf-8")  # type: ignore[return-value]
+    return path.open(mode, encoding="utf-8")
