@@ -61,6 +61,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """None: the one it had before, at first 8470. 0: any that is free. Workers come back to it after a restart."""
     nodes: str = ""
     """`2x4`: two nodes of four devices each; what the machine has, if empty."""
+    cpu: bool = False
+    """Slots of the processor, whatever GPUs there are."""
     store: str = ""
     """A PostgreSQL URL or a file; DATA/stretto.db, if empty."""
     policy: str = ""
@@ -81,6 +83,8 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     pid: int
     version: str
+    slots: str = ""
+    """What workers run on, in words: `2 h200`, `6 CPU slots (--cpu)`."""
 
 
 def default_data() -> Path:
@@ -175,7 +179,7 @@ async def _serve(options: Options, ready: Callable[[Info], None], clock: Callabl
         await server.start()
         _write_atomically(data / "server.json", msgspec.json.encode(info), 0o644)
         tidying = asyncio.create_task(_tidy_now_and_then(app.state.parts, data, options.retention_s))
-        _log.info("ready at %s, data in %s", info.url, data)
+        _log.info("ready at %s: %s, data in %s", info.url, info.slots, data)
         try:
             ready(info)
             await stop.wait()
@@ -199,7 +203,7 @@ async def _opened(
     from stretto.server.plane import Plane
     from stretto.store import Store
 
-    machine = discover(options.nodes)
+    machine = discover(options.nodes, cpu=options.cpu)
     store = Store.open(options.store or str(data / "stretto.db"), clock=clock)
     address = ""
     try:
@@ -221,9 +225,10 @@ async def _opened(
             store.put_setting("port", listening.getsockname()[1]).result()
             _ensure_token(data, store, clock())
             app = create_app(plane, Auth(store, clock))
+            info = Info(url=f"http://{address}", pid=os.getpid(), version=stretto.__version__, slots=str(machine))
             await plane.open()
             try:
-                yield app, listening, Info(url=f"http://{address}", pid=os.getpid(), version=stretto.__version__)
+                yield app, listening, info
             finally:
                 await plane.close()
     finally:

@@ -38,6 +38,9 @@ def up(
         str | None, Parameter(help="2x4 presents two nodes of four devices; default: this machine.")
     ] = None,
     slots: Annotated[int | None, Parameter(help="One node with so many slots; the same as --nodes 1xSLOTS.")] = None,
+    cpu: Annotated[
+        bool, Parameter(negative=(), help="Slots of the processor, as if this machine had no GPUs.")
+    ] = False,
     policy: Annotated[str, Parameter(help="The policy; default: the one chosen last, at first stretto.")] = "",
     db: Annotated[
         str | None, Parameter(help="postgresql://… or a file; default: SQLite in the data directory.")
@@ -68,6 +71,7 @@ def up(
         host=host,
         port=port,
         nodes=nodes or (f"1x{slots}" if slots else ""),
+        cpu=cpu,
         store=db or "",
         policy=policy_for_server(policy),
         quotas=quotas_of(quota),
@@ -121,9 +125,9 @@ def _process_gone(info: Info | None) -> Iterator[None]:
 
 def _ready(info: Info, json: bool) -> None:
     if json:
-        show.as_json({"url": info.url, "pid": info.pid, "version": info.version})
+        show.as_json({"url": info.url, "pid": info.pid, "version": info.version, "slots": info.slots})
     else:
-        print(f"ready at {info.url} (process {info.pid})")
+        print(f"ready at {info.url} (process {info.pid}): {info.slots}")
     sys.stdout.flush()
 
 

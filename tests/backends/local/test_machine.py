@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from stretto.backends.local.machine import Gpu, discover, kind_of, memory_mib, parse_shape
+from stretto.backends.local.gpus import Gpu, kind_of
+from stretto.backends.local.machine import discover, memory_mib, parse_shape
 from stretto.backends.protocol import Launch
 from stretto.errors import UsageError
 

@@ -1,29 +1,23 @@
 """The nodes of one machine: its GPUs, or slots of its processor, or several virtual nodes made of either.
 
-GPUs are counted through NVML, which comes with `nvidia-ml-py`; where that or a GPU is missing the machine has CPU
-slots. A slot is an equal share of the cores: a whole core or several where there are enough, else a part of one.
+Which GPUs are ours `stretto.backends.local.gpus` says; a machine without has CPU slots, and so has one that is told to.
+A slot is an equal share of the cores: a whole core or several where there are enough, else a part of one.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
+from stretto.backends.local.gpus import INSTEAD, VISIBLE, Gpu, find_gpus
 from stretto.backends.protocol import Launch, Node
 from stretto.errors import UsageError
 
 CPU = "cpu"
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-
-
-class Gpu(NamedTuple):
-    uuid: str
-    kind: str
-    memory_mib: int
 
 
 class Machine(NamedTuple):
@@ -34,11 +28,20 @@ class Machine(NamedTuple):
     """Node → its GPUs; a node without is one of slots, or one whose GPUs go by number."""
     cores: tuple[int, ...]
     """Those that we may use."""
+    why: str = ""
+    """Why the slots are the processor's though there may be GPUs."""
 
     @classmethod
     def of(cls, nodes: Sequence[Node]) -> Self:
         """For nodes that are made up: GPUs, if they have any, go by their numbers."""
         return cls(tuple(nodes), {}, tuple(sorted(os.sched_getaffinity(0))))
+
+    def __str__(self) -> str:
+        """`2 h200`, `6 CPU slots (--cpu)`, `node0: 4 CPU slots, node1: 4 CPU slots`."""
+        named = {node.name: "CPU slots" if node.pool == CPU else node.pool for node in self.nodes}
+        counted = [(node.name, f"{node.devices} {named[node.name]}") for node in self.nodes]
+        text = counted[0][1] if len(counted) == 1 else ", ".join(f"{name}: {what}" for name, what in counted)
+        return f"{text} ({self.why})" if self.why else text
 
     def visible_devices(self, node: str, devices: Sequence[int]) -> str:
         """CUDA_VISIBLE_DEVICES for a seat: GPUs by their UUIDs; nothing on a node of slots."""
@@ -84,14 +87,25 @@ class Machine(NamedTuple):
         return next(node for node in self.nodes if node.name == name)
 
 
-def discover(shape: str = "", *, gpus: Sequence[Gpu] | None = None, cores: Sequence[int] = ()) -> Machine:
-    """This machine. `shape` is `NODESxDEVICES` for virtual nodes (`2x4`), or a number of devices for one node."""
-    found = find_gpus() if gpus is None else list(gpus)
-    usable = tuple(cores) or tuple(sorted(os.sched_getaffinity(0)))
+def discover(
+    shape: str = "", *, cpu: bool = False, gpus: Sequence[Gpu] | None = None, cores: Sequence[int] = ()
+) -> Machine:
+    """This machine. `shape` is `NODESxDEVICES` for virtual nodes (`2x4`), or a number of devices for one node. With
+    `cpu` nobody asks for GPUs; else they are those that CUDA_VISIBLE_DEVICES shows."""
     count, devices = parse_shape(shape)
+    usable = tuple(cores) or tuple(sorted(os.sched_getaffinity(0)))
+    found, why = ([], "--cpu") if cpu else _gpus(gpus)
     if not found:
-        return _slots(count, devices or len(usable), usable)
+        return _slots(count, devices or len(usable), usable, why)
     return _with_gpus(count, devices, found, usable)
+
+
+def _gpus(given: Sequence[Gpu] | None) -> tuple[list[Gpu], str]:
+    """With why there may be none though the machine has some."""
+    shown = os.environ.get(VISIBLE)
+    if given is not None or shown is None:
+        return list(find_gpus() if given is None else given), ""
+    return find_gpus(shown), f"{VISIBLE}={shown} shows no GPUs"
 
 
 def parse_shape(shape: str) -> tuple[int, int]:
@@ -104,41 +118,12 @@ def parse_shape(shape: str) -> tuple[int, int]:
     return int(found[1] or 1), int(found[2])
 
 
-def find_gpus() -> list[Gpu]:
-    """All GPUs that NVML sees; none where it is not there."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:  # It is not installed, or has no driver to talk to: either way there are none for us.
-        return []
-    try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return [
-            Gpu(
-                _text(nvml.nvmlDeviceGetUUID(handle)),
-                kind_of(_text(nvml.nvmlDeviceGetName(handle))),
-                int(nvml.nvmlDeviceGetMemoryInfo(handle).total) >> 20,
-            )
-            for handle in handles
-        ]
-    finally:
-        nvml.nvmlShutdown()
-
-
-def kind_of(name: str) -> str:
-    """`NVIDIA H200` → `h200`, `Tesla V100-SXM2-16GB` → `v100-sxm2-16gb`."""
-    words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-").split("-")
-    while words[1:] and words[0] in ("nvidia", "tesla"):
-        del words[0]
-    return "-".join(words)
-
-
 def memory_mib(meminfo: str = "/proc/meminfo") -> int:
     with open(meminfo) as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:")) // 1024
 
 
-def _slots(count: int, devices: int, cores: tuple[int, ...]) -> Machine:
+def _slots(count: int, devices: int, cores: tuple[int, ...], why: str) -> Machine:
     slot_milli = max(1, len(cores) * 1000 // (count * devices))
     nodes = tuple(
         Node(
@@ -146,7 +131,7 @@ def _slots(count: int, devices: int, cores: tuple[int, ...]) -> Machine:
         )
         for name in _names(count)
     )  # fmt: skip
-    return Machine(nodes, {}, cores)
+    return Machine(nodes, {}, cores, why)
 
 
 def _with_gpus(count: int, devices: int, gpus: Sequence[Gpu], cores: tuple[int, ...]) -> Machine:
@@ -162,7 +147,8 @@ def _with_gpus(count: int, devices: int, gpus: Sequence[Gpu], cores: tuple[int, 
         if len(shares) < count:
             there = ", ".join(f"{len(kind)} {name}" for name, kind in by_kind.items())
             raise UsageError(
-                f"{count} nodes of {devices} GPUs cannot be made of {there}", hint="ask for fewer, or leave --nodes out"
+                f"{count} nodes of {devices} GPUs cannot be made of {there}",
+                hint=f"ask for fewer, or leave --nodes out; {INSTEAD}",
             )
     total = sum(len(share) for share in shares)
     nodes, uuids = [], {}
@@ -183,7 +169,3 @@ def _with_gpus(count: int, devices: int, gpus: Sequence[Gpu], cores: tuple[int, 
 
 def _names(count: int) -> list[str]:
     return ["local"] if count == 1 else [f"node{number}" for number in range(count)]
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -105,6 +105,8 @@ class RealNode:
             assert importing.stderr is not None
             with contextlib.suppress(BrokenPipeError):
                 image.archive(importing.stdin)
+            # What could not be written is flushed once more at the close, which fails likewise.
+            with contextlib.suppress(BrokenPipeError):
                 importing.stdin.close()
             said = importing.stderr.read().decode(errors="replace")
         if importing.returncode:
