@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     [
         ("digits_mlp.py", ("--epochs", "10"), "120 steps, 1 workers at the end"),
         ("digits_cnn.py", ("--rounds", "1", "--readers", "1"), "round 0: 36 steps"),
+        ("paced.py", ("--epochs", "2", "--sample-ms", "0.1"), "24 steps, 1 workers at the end"),
         ("resnet20_cifar.py", ("--steps", "4"), "4 steps, last loss"),
     ],
 )

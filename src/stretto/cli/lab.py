@@ -67,17 +67,17 @@ def field(
 @app.command
 def demo(
     *,
-    script: Path = Path("examples/digits_cnn.py"),
-    rounds: int = 10,
+    script: Path = Path("examples/paced.py"),
+    epochs: int = 14,
     png: Path | None = Path("out/two-jobs.png"),
 ) -> None:
-    """Two real training jobs that do not fit together, under a gang scheduler and elastic, on this machine.
+    """Two real training jobs that do not fit together, under a gang scheduler and elastic, on this machine's processor.
 
     Parameters
     ----------
     script
-        What both jobs train; it takes --rounds.
-    rounds
+        What both jobs train; it takes --epochs.
+    epochs
         How long.
     png
         Where the picture goes.
@@ -86,7 +86,7 @@ def demo(
 
     if not script.is_file():
         raise UsageError(f"there is no script {script}", hint="run it in the project's folder, or give --script")
-    story.run(script.absolute(), ["--rounds", str(rounds)], png)
+    story.run(script.absolute(), ["--epochs", str(epochs)], png)
 
 
 def write_between(page: Path, text: str, start: str = "<!-- table -->", end: str = "<!-- /table -->") -> None:
