@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from api_client import Api, alive_in, api_of, eventually, kill, options, serving
 
+from made_up_nvml import put
 from stretto.api.process import Info, down, running, serve
 from stretto.errors import NotFound, StrettoError
 
@@ -185,3 +186,25 @@ def test_what_is_written_about_the_server(tmp_path: Path) -> None:
         assert Api(info.url, None).get("/healthz").status == 200
     finally:
         down(tmp_path)
+
+
+def test_slots_of_the_processor_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(put(tmp_path / "nvml", "GPU-1", "GPU-2")))
+    info = serve(options(tmp_path / "data", nodes="1x6", cpu=True), detach=True)
+    try:
+        assert info.slots == "6 CPU slots (--cpu)"
+        assert "6 CPU slots (--cpu)" in (tmp_path / "data" / "server.log").read_text()
+    finally:
+        down(tmp_path / "data")
+
+
+def test_gpus_that_cannot_be_counted_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(put(tmp_path / "nvml", "GPU-1", fails="LibRmVersionMismatch")))
+    with pytest.raises(StrettoError) as refused:
+        serve(options(tmp_path / "data", nodes=""), detach=True)
+    assert refused.value.code == "unavailable"
+    assert "NVMLError_LibRmVersionMismatch" in refused.value.message
+    assert "`--cpu` uses the processor instead" in refused.value.hint
+    assert running(tmp_path / "data") is None

@@ -32,7 +32,7 @@ _PART = 4
 def run(script: Path, arguments: Sequence[str], png: Path | None, say: Callable[[str], None] = print) -> list[Run]:
     """The whole story; its figures on the terminal, its picture in a file."""
     say(f"Two jobs, each asks for {ASKED} of {SLOTS} slots. {slots_text(len(os.sched_getaffinity(0)))}")
-    with _server() as client:
+    with server() as client:
         _warm_up(client, script)
         runs = [_play(client, policy, script, arguments, say) for policy in ("gang", "stretto")]
     say("")
@@ -56,13 +56,14 @@ def options_for(data: Path) -> Options:
 
 
 @contextlib.contextmanager
-def _server() -> Iterator[Client]:
+def server() -> Iterator[Client]:
     """On a data directory of its own, ended with all its jobs. One that does not start says why itself."""
     data = Path(tempfile.mkdtemp(prefix="stretto-demo-"))
     try:
         serve(options_for(data), detach=True)
         try:
-            yield Client(data=data)
+            with Client(data=data) as client:
+                yield client
         finally:
             _end(data)
     finally:

@@ -56,7 +56,14 @@ def card(root: Path, kind: str = "0x030200", vendor: str = "0x10de") -> None:
         ("GPU-3,GPU-11,GPU-2", [3]),
         ("GPU-3,GPU-ff,GPU-2", [3]),
         ("1,1", []),
+        ("GPU-22CC,GPU-3", [2, 3]),
+        ("GPU-2,0", [2]),
+        ("0,GPU-2", [0]),
+        ("+2,1", [2, 1]),
         ("GPU-2,GPU-22", []),
+        ("GPU-", []),
+        (" GPU-2", []),
+        (",0", []),
         ("", []),
         ("-1", []),
         ("NoDevFiles", []),
@@ -79,7 +86,7 @@ def test_parts_of_gpus_are_refused(visible: str) -> None:
 
 def test_the_servers_own_variable_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml(monkeypatch, tmp_path, *UUIDS)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-11ab")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     machine = discover()
     assert str(machine) == "2 h200"
     assert machine.visible_devices("local", (0, 1)) == "GPU-33dd,GPU-11ab"

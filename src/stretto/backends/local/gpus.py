@@ -46,11 +46,12 @@ def find_gpus(visible: str | None = None, root: Path = Path("/")) -> list[Gpu]:
 
 
 def entries_of(visible: str) -> list[int | str]:
-    """Numbers and UUIDs of CUDA_VISIBLE_DEVICES up to the first entry that is neither, which hides all that follow."""
+    """Numbers or UUIDs of CUDA_VISIBLE_DEVICES, whichever it begins with, up to the first entry that is something else:
+    that hides all that follow."""
     entries: list[int | str] = []
     for word in visible.split(","):
-        entry = _entry(word.strip())
-        if entry is None:
+        entry = _entry(word)
+        if entry is None or (entries and type(entry) is not type(entries[0])):
             break
         entries.append(entry)
     return entries
@@ -61,9 +62,9 @@ def _entry(word: str) -> int | str | None:
         raise UsageError(
             f"{VISIBLE} names {word}, a part of a GPU: slots are whole GPUs", hint=f"name whole GPUs, or {INSTEAD}"
         )
-    if word.startswith("GPU-"):
-        return word
-    number = re.match(r"\+?(\d+)", word)  # CUDA reads as far as there are digits.
+    if re.match(r"GPU-.", word):
+        return word.lower()
+    number = re.match(r"\s*\+?(\d+)", word)  # CUDA reads as far as there are digits.
     return int(number[1]) if number else None
 
 
@@ -84,7 +85,7 @@ def _index(entry: int | str, found: Sequence[Found]) -> int | None:
     """A UUID may be cut short as long as it fits one GPU only."""
     if isinstance(entry, int):
         return entry if entry < len(found) else None
-    fitting = [index for index, gpu in enumerate(found) if isinstance(gpu, Gpu) and gpu.uuid.startswith(entry)]
+    fitting = [index for index, gpu in enumerate(found) if isinstance(gpu, Gpu) and gpu.uuid.lower().startswith(entry)]
     return fitting[0] if len(fitting) == 1 else None
 
 
