@@ -68,7 +68,7 @@ def field(
 def demo(
     *,
     script: Path = Path("examples/paced.py"),
-    epochs: int = 14,
+    epochs: int = 17,
     png: Path | None = Path("out/two-jobs.png"),
 ) -> None:
     """Two real training jobs that do not fit together, under a gang scheduler and elastic, on this machine's processor.
