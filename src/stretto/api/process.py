@@ -75,6 +75,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Workers stop when no server was there for so long."""
     warm: bool = True
     """Workers may be forks of a warm interpreter."""
+    record: str = ""
+    """A file in which every decision is written down."""
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,6 +220,7 @@ async def _opened(
             clock=clock,
             quotas=options.quotas,
             policy=options.policy,
+            record=Path(options.record) if options.record else None,
         )
         listening = bind(options.host, _port(options, plane.settings))
         with listening:

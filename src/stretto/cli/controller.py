@@ -35,6 +35,9 @@ def controller(
     ] = "",
     kubeconfig: Annotated[str, Parameter(help="Default: KUBECONFIG, or ~/.kube/config.")] = "",
     lease: Annotated[float, Parameter(help="So many seconds after a leader has died another one takes over.")] = 15.0,
+    record: Annotated[
+        str, Parameter(help="Write every decision to this file: `stretto sim replay` plays it again.")
+    ] = "",
     json: Json = False,
 ) -> None:
     """Run jobs on Kubernetes: watch ElasticJobs, decide, make and bind their worker pods."""
@@ -49,6 +52,7 @@ def controller(
         options=Options(
             namespace=namespace, url=url.rstrip("/"), policy=policy, policy_options=words.pairs(set_),
             placement=placement, gpu_resource=gpu_resource, quotas=quotas_of(quota),
+            record=record,
         ),
         host=host, port=port, context=context, kubeconfig=kubeconfig, lease_s=lease,
     )  # fmt: skip

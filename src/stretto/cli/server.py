@@ -53,6 +53,9 @@ def up(
     ] = [],  # noqa: B006
     retention: Annotated[str, Parameter(help="Ended jobs are forgotten after so long.")] = "30d",
     away: Annotated[str, Parameter(help="Workers stop at a checkpoint when no server was there for so long.")] = "10m",
+    record: Annotated[
+        Path | None, Parameter(help="Write every decision to this file: `stretto sim replay` plays it again.")
+    ] = None,
     warm: Annotated[bool, Parameter(negative="--cold", help="Workers may be forks of a warm interpreter.")] = True,
     json: Json = False,
 ) -> None:
@@ -78,6 +81,7 @@ def up(
         retention_s=words.seconds(retention),
         away_s=words.seconds(away),
         warm=warm,
+        record=str(record.absolute()) if record else "",
     )
     if detach:
         _ready(serve(options, detach=True), json)

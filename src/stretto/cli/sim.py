@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -12,10 +13,11 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import App, Parameter
 
+from stretto import plugins
 from stretto.cli import show
 from stretto.cli.options import Cluster, Format, Json, PolicyName, PolicyNames, Set, TracePath
 from stretto.errors import UsageError, unknown
-from stretto.sim import dual_bound, figures, hetero_bound, record, report, runner
+from stretto.sim import dual_bound, figures, hetero_bound, live_record, record, report, runner
 from stretto.sim.metrics import Metrics
 from stretto.sim.runner import Case, Outcome
 
@@ -169,22 +171,36 @@ def why(
 
 @app.command
 def replay(
-    recording: Annotated[Path, Parameter(help="A file made by stretto sim run --record.")],
+    recording: Annotated[Path, Parameter(help="A file made by `stretto sim run --record` or `stretto up --record`.")],
     /,
     *,
     trace: Annotated[Path | None, Parameter(help="The trace, where it is not where it was.")] = None,
+    policy: Annotated[str, Parameter(help="The file of the policy, where a live one decided by a file.")] = "",
 ) -> int:
-    """Run a recorded simulation again and compare every snapshot and decision."""
-    header = record.read_header(recording)
-    case = record.case_of(header, trace)
-    with show.progress(header.policy) as progress:
-        outcome = record.replay(recording, case, progress)
+    """Decide again what was recorded and compare every decision."""
+    if live_record.is_live(recording):
+        deciders, outcome = _replay_live(recording, policy)
+    else:
+        header = record.read_header(recording)
+        case, deciders = record.case_of(header, trace), header.policy
+        with show.progress(header.policy) as progress:
+            outcome = record.replay(recording, case, progress)
     if outcome.difference is None:
-        print(f"the same: {outcome.decisions:,} decisions of {header.policy}")
+        print(f"the same: {outcome.decisions:,} decisions of {deciders}")
         return 0
     first = outcome.difference
     print(f"different at line {first.line} ({first.at_s:g} s): {first.what}", file=sys.stderr)
     return 1
+
+
+def _replay_live(recording: Path, policy: str) -> tuple[str, record.Replay]:
+    found = live_record.names(recording)
+    policies = {}
+    for name, options in found:
+        one = plugins.find(policy or name, options)
+        policies[name, json.dumps(options, sort_keys=True)] = one
+    trusted = {one.function.__module__ for one in policies.values()}
+    return ", ".join(sorted({name for name, _ in found})), live_record.replay(recording, policies, trusted)
 
 
 def _run(case: Case) -> Outcome:

@@ -44,6 +44,7 @@ from stretto.server.drivers.elastic import ElasticDriver
 from stretto.server.estimates import Estimates
 from stretto.server.loop import Loop, Rules
 from stretto.server.view import Quota
+from stretto.sim.live_record import Recorder
 from stretto.spec.model import JobFile
 
 _log = logging.getLogger("stretto.kubernetes")
@@ -73,6 +74,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     gpu_resource: str = GPU_RESOURCE
     quotas: dict[str, Quota] = {}
     """By namespace; `*` is every other."""
+    record: str = ""
+    """A file in which every decision is written down."""
 
 
 class Controller:
@@ -95,6 +98,7 @@ class Controller:
         self.loop = Loop(
             self.book, self.backend, estimates, rules, ClusterSite(self.cluster, self.register, estimates),
             folder=Path("/nonexistent"), url=lambda: options.url, environment={}, clock=clock,
+            decide=Recorder(Path(options.record)).decide if options.record else cycle.decide,
         )  # fmt: skip
         self.services = ServiceKeeper(api, options.gpu_resource, clock)
         self._announcer = Announcer(api, self.register, identity, clock)

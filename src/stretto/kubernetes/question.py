@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stretto.core import cycle
 from stretto.core.reasons import Reason, name
 from stretto.core.request import JobRequest
 from stretto.core.snapshot import GPU, BoolArray, IntArray, Snapshot
@@ -60,7 +59,7 @@ class ClusterQuestion:
     def decide(self) -> deciding.Verdicts:
         question = self._question
         fit = Hidden(self._requests, self._hidden, self._landscape, self._reach) if self._hidden else None
-        decided = cycle.decide(self._view, question.policy, question.state, question.settings, fit)
+        decided = question.decide(self._view, question.policy, question.state, question.settings, fit)
         found = deciding.verdicts(self._view, decided, deciding.on_nodes, self._names)
         scarce = {n: self._told(n, v) for n, v in found.of.items() if v.ground.name == _SCARCE}
         return msgspec.structs.replace(found, of=found.of | scarce | self._hopeless)

@@ -32,7 +32,7 @@ from stretto.server import deciding, reconcile, view
 from stretto.server.book import Active, Book, Said
 from stretto.server.drivers.base import Driver, End, Fault, Surroundings
 from stretto.server.estimates import Estimates
-from stretto.server.site import Question, Site
+from stretto.server.site import Decide, Question, Site
 from stretto.server.view import Cluster, Hold, Quota
 
 _log = logging.getLogger("stretto.server")
@@ -70,7 +70,9 @@ class Loop:
         url: Callable[[], str],
         environment: Mapping[str, str],
         clock: Callable[[], float],
+        decide: Decide = cycle.decide,
     ) -> None:
+        self._decider = decide
         self.book, self.backend, self.estimates, self.rules = book, backend, estimates, rules
         self.site, self.environment, self.clock = site, environment, clock
         self.holds: dict[int, Hold] = {}
@@ -100,6 +102,8 @@ class Loop:
         """Launches that were sent a signal."""
         self.state = CycleState()
         """What the cycle and the policy remember."""
+        self.remembered: Callable[[], None] = lambda: None
+        """Called after every decision."""
         self._agenda = Agenda()
         self._adopting = False
         self._woken = asyncio.Event()
@@ -234,7 +238,7 @@ class Loop:
             self._hold(self.book.jobs[number], hold)
         return Question(
             jobs=shown, most=most, policy=self.rules.policy, settings=self.rules.settings, state=self.state,
-            drained=self.rules.drained, now_s=now_s,
+            decide=self._decider, drained=self.rules.drained, now_s=now_s,
         )  # fmt: skip
 
     def _take_over(self, answer: deciding.Verdicts) -> None:
@@ -250,6 +254,7 @@ class Loop:
                 self._apply(active, verdict)
             else:
                 active.ground = verdict.ground
+        self.remembered()
 
     def _be_in_trouble(self, error: StrettoError) -> None:
         """The policy's fault: what runs goes on as it is, and everybody can read why. It is asked once more without

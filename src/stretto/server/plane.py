@@ -36,10 +36,12 @@ from stretto.server.drivers import service as services
 from stretto.server.drivers.elastic import ElasticDriver
 from stretto.server.estimates import Estimates
 from stretto.server.loop import Loop, Rules
+from stretto.server.memory import MemoryKeeper
 from stretto.server.notifying import Notifier
 from stretto.server.site import LocalSite
 from stretto.server.view import Quota
 from stretto.sim import forecast as forecasts
+from stretto.sim.live_record import Recorder
 from stretto.spec.model import MOST_WORKERS, JobFile
 from stretto.store import Page, Query, Store
 from stretto.tasks import stop
@@ -133,7 +135,9 @@ class Plane:
         quotas: Mapping[str, Quota] | None = None,
         policy: str = "",
         environment: Mapping[str, str] | None = None,
+        record: Path | None = None,
     ) -> None:
+        """`record`: a file in which every decision is written down."""
         self.folder, self.store, self.backend, self.clock = folder, store, backend, clock
         self._loaded = store.load()
         self.book = Book(store, clock)
@@ -155,9 +159,14 @@ class Plane:
         surroundings = os.environ if environment is None else environment
         estimates, jobs = Estimates(self._loaded.learned), folder / "jobs"
         site = LocalSite(backend, estimates, jobs, surroundings)
+        self._recorder = Recorder(record) if record is not None else None
         self.loop = Loop(
-            self.book, backend, estimates, rules, site, folder=jobs, url=url, environment=surroundings, clock=clock
-        )
+            self.book, backend, estimates, rules, site, folder=jobs, url=url, environment=surroundings, clock=clock,
+            decide=self._recorder.decide if self._recorder is not None else cycle.decide,
+        )  # fmt: skip
+        self._memory = MemoryKeeper(store, clock)
+        self.loop.state = self._memory.recalled(settings, rules.policy)
+        self.loop.remembered = lambda: self._memory.keep(self.loop.rules.policy, self.loop.state)
         self._next = self._loaded.next_number
         self._running: asyncio.Task[None] | None = None
         self._watches: set[Watch] = set()
@@ -188,6 +197,9 @@ class Plane:
         """Let go; the workers go on without us."""
         await stop(self._running)
         await self.loop.close()
+        self._memory.keep(self.loop.rules.policy, self.loop.state, at_once=True)
+        if self._recorder is not None:
+            self._recorder.close()
         with contextlib.suppress(TimeoutError):
             # A store that cannot write now will not be waited for: the backend tells the next server what happened.
             async with asyncio.timeout(_LAST_WRITES_S):

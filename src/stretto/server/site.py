@@ -17,6 +17,7 @@ from stretto.backends.protocol import Backend, Exit, Launch
 from stretto.core import cycle
 from stretto.core.cycle import CycleState
 from stretto.core.policy import Policy
+from stretto.core.snapshot import Snapshot
 from stretto.jobs import events as e
 from stretto.jobs.model import Job, Worker
 from stretto.server import asked, deciding, reconcile, view
@@ -29,6 +30,14 @@ from stretto.server.tracebacks import last_traceback
 _LOG_TAIL = 20
 
 
+class Decide(Protocol):
+    """`cycle.decide`, or what writes down what it does."""
+
+    def __call__(
+        self, view: Snapshot, policy: Policy, state: CycleState, settings: cycle.Settings, fit: cycle.Fit | None = None
+    ) -> cycle.Outcome: ...
+
+
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What the loop wants decided."""
 
@@ -39,6 +48,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     settings: cycle.Settings
     state: CycleState
+    decide: Decide = cycle.decide
     drained: frozenset[str]
     now_s: float
 
@@ -79,7 +89,7 @@ class LocalSite:
         names = {active.number: active.job.name for active in jobs}
 
         def decide() -> deciding.Verdicts:
-            decided = cycle.decide(snapshot, question.policy, question.state, question.settings)
+            decided = question.decide(snapshot, question.policy, question.state, question.settings)
             return deciding.verdicts(snapshot, decided, partial(deciding.on_devices, seats), names)
 
         return decide
