@@ -289,6 +289,20 @@ def test_another_size_has_the_speed_that_is_expected_until_it_was_timed(tmp_path
     play(story())
 
 
+def test_a_job_that_was_done_before_the_server_started_has_a_driver_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with played(tmp_path) as p:
+            line = await p.join("w0")
+            await line.form()
+            line.say(m.Bye(reason="finished"))
+            await p.driver.coordination.finished()
+        async with played(tmp_path) as p:
+            assert p.driver.state.done
+            assert p.rate == 0
+
+    play(story())
+
+
 # With workers that train.
 
 SCRIPT = """

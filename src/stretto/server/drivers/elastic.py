@@ -15,22 +15,21 @@ from stretto.control.coordination import Coordination
 from stretto.control.events import Done, Effect, Evicted, Failed, Formed, Progress
 from stretto.control.journal import FileJournal, Journal
 from stretto.control.roster import Settings, State
-from stretto.core.estimate.curve import Window
 from stretto.jobs.model import Seat, Worker
-from stretto.runtime import messages as m
+from stretto.runtime.messages import NOTICE
 from stretto.server.asked import workdir
 from stretto.server.book import Active
 from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe
+from stretto.server.drivers.speed import Speed
 
 EVICTED_CODE = 75
-_LONGEST_S, _MOST_STEPS = 1e9, 10**9
-"""Of a window; what says more is a mistake."""
 
 
 class ElasticDriver(Driver):
     def __init__(self, active: Active, surroundings: Surroundings) -> None:
         super().__init__(active, surroundings)
         job, asked = active.job, active.request
+        self._speed = Speed(active, surroundings, lambda: self.state)
         self.coordination = Coordination(
             Settings(token=job.secret, min_workers=asked.min_workers, want=max(1, len(active.target))),
             self._journal(),
@@ -38,12 +37,6 @@ class ElasticDriver(Driver):
         )
         self.coordination.open()
         self._announce()
-        self._size = 0
-        """Workers that the speed is known, or expected, for."""
-        self._counted = (0, 0)
-        """Generation and number of the last window."""
-        self._disturbed = (0, 0.0, 0.0)
-        """The generation that newcomers were last seen beside, from when until when."""
         self._committed = (0, surroundings.clock())
         self._failed_exit: tuple[Worker, Exit] | None = None
         self._never_joined = False
@@ -55,9 +48,9 @@ class ElasticDriver(Driver):
 
     def _announce(self) -> None:
         """Workers of an earlier server may know another address."""
-        part = self.folder / f"{m.NOTICE}.part"
+        part = self.folder / f"{NOTICE}.part"
         part.write_text(self._url())
-        part.replace(self.folder / m.NOTICE)
+        part.replace(self.folder / NOTICE)
 
     def _url(self) -> str:
         return f"{self.around.url()}/v1/jobs/{self.active.job.id}/join"
@@ -101,7 +94,7 @@ class ElasticDriver(Driver):
         return {"STRETTO_CHECKPOINT_DIR": os.path.normpath(folder)}
 
     def prepare(self, size: int) -> None:
-        self._disturb()
+        self._speed.launching()
         if not self.state.over:
             self.coordination.want(max(1, size))
 
@@ -114,7 +107,7 @@ class ElasticDriver(Driver):
         return [name for name in leavers if name not in members]
 
     def exited(self, worker: Worker, exit: Exit, left: int) -> Judgement:
-        self._look_at_newcomers(worker)
+        self._speed.exited(worker)
         self._confirm(worker, exit)
         ended, taken = exit.how == "exited", bool(worker.leaving) or exit.asked
         if ended and exit.status not in (0, EVICTED_CODE) and self._failed_exit is None and not exit.asked:
@@ -169,9 +162,7 @@ class ElasticDriver(Driver):
         match effect:
             case Progress(worker, heartbeat, committed):
                 self._note_pause(committed)
-                self._look_at_size()
-                self._look_at_newcomers()
-                self._measure(worker, heartbeat.windows)
+                self._speed.heard(worker, heartbeat.windows)
                 progress = self.active.progress
                 progress.steps = max(progress.steps, committed)
                 progress.metrics = {name: value for name, value in heartbeat.metrics.items() if math.isfinite(value)}
@@ -187,7 +178,7 @@ class ElasticDriver(Driver):
             case Done() | Formed() | Evicted():
                 # Heartbeats tell of the last steps a little late; the end of a loop is exact.
                 self.active.progress.steps = max(self.active.progress.steps, self.state.loops_applied)
-                self._look_at_size()
+                self._speed.formed()
                 self.around.changed(number)
 
     def _note_pause(self, committed: int) -> None:
@@ -195,62 +186,3 @@ class ElasticDriver(Driver):
         if committed > self._committed[0]:
             self.longest_pause_s = max(self.longest_pause_s, now_s - self._committed[1])
             self._committed = committed, now_s
-
-    def _look_at_size(self) -> None:
-        """Another size has another speed: until it was timed, what is to be expected of it."""
-        gen = self.state.active
-        size = len(gen.members) if gen is not None else 0
-        if size == self._size:
-            return
-        self._size = size
-        progress, active = self.active.progress, self.active
-        progress.window = None
-        progress.rate = self.around.estimates.rate(active.number, active.request.klass, self._pool(), size)
-
-    def _pool(self) -> str:
-        return self.around.pools()[self.active.pool] if self.active.pool >= 0 else ""
-
-    def _look_at_newcomers(self, *others: Worker) -> None:
-        """Processes that are no members, and those given."""
-        gen = self.state.active
-        members = self.state.names(gen.members) if gen is not None else ()
-        here = (*self.active.job.workers, *others)
-        if any(not worker.leaving and worker.name not in members for worker in here):
-            self._disturb()
-
-    def _disturb(self) -> None:
-        """Newcomers that start take time from those who train: what is timed meanwhile says nothing of the size."""
-        gen, now_s = self.state.active, self.around.clock()
-        if gen is not None:
-            number, since_s, _ = self._disturbed
-            self._disturbed = gen.number, since_s if number == gen.number else now_s, now_s
-
-    def _measure(self, worker: str, windows: Sequence[m.Window]) -> None:
-        gen = self.state.active
-        if gen is None or self.state.names(gen.members[:1]) != (worker,):
-            return
-        for told in windows:
-            if told.generation == gen.number and told.members == len(gen.members):
-                self._take_in(told)
-
-    def _take_in(self, told: m.Window) -> None:
-        window = _window(told, self.around.clock())
-        if window is None or (told.generation, told.number) <= self._counted:
-            return
-        self._counted = told.generation, told.number
-        disturbed, since_s, until_s = self._disturbed
-        beside_newcomers = disturbed == told.generation and window.began_s < until_s and window.ended_s > since_s
-        if beside_newcomers or self.active.pool < 0:
-            return
-        self.active.progress.window, self.active.progress.rate = window, window.rate
-        if self.around.estimates.observe(self.active.number, self._pool(), window):
-            self.around.changed(self.active.number)
-
-
-def _window(told: m.Window, now_s: float) -> Window | None:
-    """As the server's clock has it; None if it cannot be."""
-    times_s = (told.median_s, told.spread_s, told.lasted_s, told.age_s)
-    if not all(0 <= time_s < _LONGEST_S for time_s in times_s) or not 0 < told.count < _MOST_STEPS or not told.median_s:
-        return None
-    ended_s = now_s - told.age_s
-    return Window(told.members, told.count, told.median_s, told.spread_s, ended_s - told.lasted_s, ended_s)
