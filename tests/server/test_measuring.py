@@ -358,10 +358,10 @@ def test_the_speed_of_every_size_is_what_its_steps_took(tmp_path: Path) -> None:
             for size in (1, 2):
                 await m.plane.scale(job.id, size, size, "me")
                 told = await shown(m, job, size, 1)
-                assert told.rate == pytest.approx(1 / timed(tmp_path, size), rel=0.3), "already the first window"
+                assert told.rate == pytest.approx(1 / timed(tmp_path, size), rel=0.4), "already the first window"
                 told = await shown(m, job, size, 6)
                 (speed,) = (speed for speed in told.speeds if speed.workers == size)
-                assert speed.rate == pytest.approx(1 / timed(tmp_path, size), rel=0.1)
+                assert speed.rate == pytest.approx(1 / timed(tmp_path, size), rel=0.15)
                 assert 0 < speed.rate <= 50
                 assert told.eta_s == pytest.approx(((told.total_steps or 0) - told.steps) / told.rate, rel=0.05)
             assert [speed.workers for speed in told.speeds] == [1, 2]

@@ -47,13 +47,18 @@ def test_windows_say_what_steps_took_at_every_size(tmp_path: Path) -> None:
                 harness.wait_members(size)
                 formed = harness.last("formed")
                 assert formed is not None
-                generation = formed["number"]
-                told = lambda at=generation: [w for (g, _), w in windows(harness).items() if g == at]  # noqa: E731
-                harness.wait(lambda: len(told()) >= 3, f"three windows of generation {generation}")  # noqa: B023
-                assert {window["members"] for window in told()} == {size}
+                _wait_for_windows(harness, formed["number"], size)
             (tmp_path / "enough").touch()
             assert harness.wait_over()["event"] == "done", harness.describe()
             _compare(windows(harness), noted(tmp_path))
+
+
+def _wait_for_windows(harness: Harness, generation: int, size: int) -> None:
+    def told() -> list[int]:
+        return [window["members"] for (of, _), window in windows(harness).items() if of == generation]
+
+    harness.wait(lambda: len(told()) >= 3, f"three windows of generation {generation}")
+    assert set(told()) == {size}
 
 
 def _compare(told: dict[tuple[int, int], dict[str, Any]], really: dict[int, list[float]]) -> None:
@@ -61,8 +66,8 @@ def _compare(told: dict[tuple[int, int], dict[str, Any]], really: dict[int, list
         own = [window for (g, _), window in sorted(told.items()) if g == generation]
         truth_s = statistics.median(really[generation])
         assert truth_s >= CASE["step_s"] / own[0]["members"], "the script is paced"
-        assert statistics.median(window["median_s"] for window in own) == pytest.approx(truth_s, rel=0.1)
-        assert own[0]["median_s"] == pytest.approx(truth_s, rel=0.25), "the first window after a resize"
+        assert statistics.median(window["median_s"] for window in own) == pytest.approx(truth_s, rel=0.15)
+        assert own[0]["median_s"] == pytest.approx(truth_s, rel=0.4), "the first window after a resize"
         for window in own:
             assert window["count"] >= 8
             assert window["median_s"] + window["spread_s"] < CASE["evaluation_s"]
