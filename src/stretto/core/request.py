@@ -26,6 +26,8 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_workers: int = 1
     step: int = 1
     """Workers come in minimum + multiples of this; `POWERS_OF_TWO`: the minimum and powers of two."""
+    explore: bool = False
+    """Its speed at other sizes may be tried while it runs."""
     width_milli: int = GPU
     """Milli-GPU per worker."""
     cpu_milli: int = 0

@@ -5,8 +5,9 @@ is measured is the time that it costs the job. Steps that tell nothing of a size
 those while the next generation is prepared, those with a checkpoint, those that were taken back, and those that took
 several times as long as the others, because the script did something else (an evaluation, an upload).
 
-A window is complete after eight steps and 0.3 s. Where steps are slow, three of them that took half a minute together
-are one as well: nobody should wait for ten minutes to learn a speed. Then the next window begins.
+A window is complete after eight steps and 0.3 s; the first one of a generation already after three. Where steps are
+slow, three of them that took half a minute together are one as well: nobody should wait for ten minutes to learn a
+speed. Then the next window begins.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class Pace:
 
     def _suffices(self) -> bool:
         count, length_s = len(self._steps_s), self._length_s
-        return (count >= _STEPS and length_s >= _LENGTH_S) or (count >= _FEW_STEPS and length_s >= _LONG_S)
+        # A first impression of a new size is worth having soon.
+        few_s = _LENGTH_S if self._is_first else _LONG_S
+        return (count >= _STEPS and length_s >= _LENGTH_S) or (count >= _FEW_STEPS and length_s >= few_s)
 
     def _close(self, now_s: float) -> Window:
         steps_s = self._steps_s

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from stretto.core import exploring
 from stretto.core.estimate import curve as curves
 from stretto.core.estimate.curve import Curve, Window
 from stretto.core.estimate.history import ClassHistory, learn
@@ -21,6 +22,8 @@ from stretto.core.snapshot import FloatArray, History, IntArray
 from stretto.jobs.model import Job
 
 _MOST_CLASSES = 10_000
+_SETTLED_STEPS = 64
+"""After so many steps at a size more of them change little."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -67,12 +70,18 @@ class Estimates:
         return self._numbers.setdefault(name, len(self._numbers))
 
     def observe(self, job: int, pool: str, window: Window) -> bool:
-        """Steps that were timed; whether the size is new for the job."""
+        """Steps that were timed; whether that teaches something new of the size."""
         own = self._own.setdefault(job, {})
         before = own.get(pool, Curve())
         own[pool] = curves.take_in(before, window)
         self._own_rows.pop(job, None)
-        return window.workers not in before.workers and own[pool] is not before
+        timed = dict(zip(before.workers, before.count, strict=True)).get(window.workers, 0.0)
+        return own[pool] is not before and timed < _SETTLED_STEPS
+
+    def best_size(self, klass: str) -> int:
+        """Where jobs of the class were fastest; 0 if nobody knows."""
+        found = [known.curve for known in self._known.get(klass, Known()).curves.values() if known.curve.workers]
+        return exploring.best(curves.measured(found[0])).workers if found else 0
 
     def rate(self, job: int, klass: str, pool: str, workers: int) -> float:
         """Steps per second to be expected of a job on so many workers; 0 where nothing like it was ever timed."""

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from stretto.backends.protocol import Node
+from stretto.core.request import JobRequest
 from stretto.core.snapshot import GPU, FloatArray, IntArray, Nodes, Snapshot
 from stretto.jobs.model import Job, Seat
 from stretto.server.book import Active
@@ -106,8 +107,30 @@ def snapshot(
         is_service=is_service,
         placed=_placed(jobs, nodes, most),
         step=step if (step != 1).any() else None,
+        **_exploring(jobs, pools, estimates, columns),
         **columns,
     )
+
+
+def _exploring(
+    jobs: Sequence[Active], pools: tuple[str, ...], estimates: Estimates, columns: dict[str, Any]
+) -> dict[str, Any]:
+    """Who is tried at other sizes, what was measured of them, and where they start."""
+    explores = columns.pop("explores").astype(np.bool_)
+    if not explores.any():
+        return {}
+    guess, measured, known = columns["min_workers"].copy(), {}, dict[str, int]()
+    for j in np.flatnonzero(explores).tolist():
+        active = jobs[j]
+        own = estimates.measured(active.number)
+        if own and (curve := own.get(pools[active.pool]) if 0 <= active.pool < len(pools) else None):
+            measured[active.number] = curve
+            continue
+        klass = active.request.klass
+        if klass not in known:
+            known[klass] = estimates.best_size(klass)
+        guess[j] = min(max(known[klass], guess[j]), columns["max_workers"][j])
+    return {"explores": explores, "measured": measured, "guess": guess}
 
 
 _DEMAND = "cpu_milli", "memory_mib", "gpu_memory_mib"
@@ -117,7 +140,7 @@ _WHOLE = (
 )  # fmt: skip
 _COLUMNS = (
     *_WHOLE, "submit_s", "deadline_s", "resize_s", "start_s", "remaining", "remaining_sd", "done", "ran_s", "gpu_s",
-    "waited_s", "started_s", "changed_s", "is_service", "runs", "held", "waits",
+    "waited_s", "started_s", "changed_s", "is_service", "explores", "runs", "held", "waits",
 )  # fmt: skip
 _PACK = struct.Struct(f"{len(_COLUMNS)}d").pack
 
@@ -187,8 +210,12 @@ def _values(active: Active, most: int | None, estimates: Estimates, smallest: in
         job.starts + job.resizes, asked.share_milli(smallest), *asked.demand,
         job.submitted_s, job.submitted_s + asked.deadline_s, resize_s, start_s, left, 0.0, progress.steps,
         job.ran_s, job.device_s, job.waited_s, math.nan if job.started_s is None else job.started_s, job.changed_s,
-        asked.is_service, held > 0, held * job.width_milli / GPU, job.phase == "queued",
+        asked.is_service, _explores(asked), held > 0, held * job.width_milli / GPU, job.phase == "queued",
     )  # fmt: skip
+
+
+def _explores(asked: JobRequest) -> bool:
+    return asked.explore and asked.level == "elastic" and asked.min_workers < asked.max_workers
 
 
 def _smallest(nodes: Nodes) -> int:

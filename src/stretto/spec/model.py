@@ -177,6 +177,9 @@ class Elastic(_Strict):
         PlainSerializer(lambda step: "pow2" if step == POWERS_OF_TWO else step),
         WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "pow2"}]}),
     ] = Field(default=1, description="Sizes go up in steps of so many workers; pow2: 1, 2, 4, 8, …")
+    explore: bool = Field(
+        default=True, description="Other sizes are tried with what is free, to find the fastest. false: never."
+    )
 
     @model_validator(mode="after")
     def _range(self) -> Elastic:
@@ -360,6 +363,7 @@ class JobFile(_Strict):
             min_workers=low,
             max_workers=high,
             step=sizes.step if sizes else 1,
+            explore=sizes.explore if sizes else False,
             width_milli=self.resources.width_milli,
             cpu_milli=self.resources.cpu or 0,
             memory_mib=self.resources.memory or 0,
