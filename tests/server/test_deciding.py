@@ -69,7 +69,8 @@ def sizes(verdicts: dict[int, deciding.Verdict]) -> dict[int, int]:
 
 
 def elastic(low: int, high: int) -> dict[str, Any]:
-    return {"elastic": {"min": low, "max": high}}
+    """Of the sizes that policies give; how sizes are explored is tested elsewhere."""
+    return {"elastic": {"min": low, "max": high, "explore": False}}
 
 
 def window(workers: int, step_s: float) -> Window:
@@ -248,8 +249,8 @@ def test_what_was_measured_of_a_job_can_be_written_down_and_read() -> None:
 def test_a_speed_is_expected_only_where_something_like_it_was_timed() -> None:
     estimates = Estimates()
     assert estimates.rate(1, "digits", "cpu", 2) == 0
-    assert estimates.observe(1, "cpu", window(2, 0.5)), "a new size"
-    assert not estimates.observe(1, "cpu", window(2, 0.5))
+    taught = [estimates.observe(1, "cpu", window(2, 0.5)) for _ in range(12)]
+    assert taught == [True] * 8 + [False] * 4, "what is known well teaches nothing new"
     assert estimates.rate(1, "digits", "cpu", 2) == pytest.approx(2.0)
     assert estimates.rate(1, "digits", "gpu", 2) == 0
     assert estimates.rate(2, "digits", "cpu", 2) == 0
@@ -271,3 +272,30 @@ def test_what_was_learned_outlives_the_server() -> None:
     assert row[4] / row[1] < 1.5
     assert len(snapshot.history) == 1
     assert snapshot.history.size_s[0] == pytest.approx(100.0, rel=0.05)
+
+
+def cores(workers: int | None = None, **fields: Any) -> dict[str, Any]:
+    size = elastic(1, 16) if workers is None else {"workers": workers}
+    return {"resources": {"gpu": 0, "cpu": 1}, **size, **fields}
+
+
+@pytest.mark.parametrize("policy", ["stretto", "elastic-fifo"])
+def test_jobs_without_gpus_share_the_cores_of_a_gpu_machine(policy: str) -> None:
+    """The first shrinks for the second; the same policies rule over cores."""
+    nodes = (Node(name="node-0", pool="h200", devices=1, cpu_milli=16000, memory_mib=16000, gpu_memory_mib=80000),)
+    first = active(1, tuple([Seat("node-0")] * 16), **cores())
+    alone, _ = decide([first], Cluster(nodes), policy)
+    assert sizes(alone) == {1: 16}
+    both, _ = decide([first, active(2, **cores(8))], Cluster(nodes), policy)
+    assert sizes(both) == {1: 8, 2: 8}
+    gpu, _ = decide([first, active(2, workers=1, resources={"cpu": 4})], Cluster(nodes), policy)
+    assert sizes(gpu) == {1: 12, 2: 1}
+    assert gpu[2].seats == (Seat("node-0", (0,)),)
+
+
+def test_where_there_are_no_gpus_cores_are_slots() -> None:
+    where = cluster(8)
+    jobs = [active(1, workers=6), active(2, **cores(4))]
+    verdicts, _ = decide(jobs, where, "fit-first")
+    assert sizes(verdicts) == {1: 6, 2: 0}
+    assert verdicts[2].ground.text == "waits: it needs 4 slots, 2 were left at its turn"

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from stretto.backends.protocol import Node
+from stretto.core.cores import CPU_POOL
 from stretto.core.request import JobRequest
 from stretto.core.snapshot import GPU, FloatArray, IntArray, Nodes, Snapshot
 from stretto.jobs.model import Job, Seat
@@ -93,6 +94,7 @@ def snapshot(
     rates, curve = estimates.table([row.shape for row in rows], pools)
     _suppose_progress(columns, rates, curve)
     demand = np.column_stack([columns.pop(name) for name in _DEMAND])
+    columns["width"] = _in_slots(columns["width"], demand, nodes, pools)
     step, is_service = columns.pop("step"), columns.pop("is_service").astype(np.bool_)
     capacity = np.bincount(nodes.pool, nodes.devices * GPU, len(pools)).astype(np.int64)
     return Snapshot(
@@ -110,6 +112,15 @@ def snapshot(
         **_exploring(jobs, pools, estimates, columns),
         **columns,
     )
+
+
+def _in_slots(width: IntArray, demand: IntArray, nodes: Nodes, pools: tuple[str, ...]) -> IntArray:
+    """Where there are no GPUs whoever asks for cores takes the slots that they are; each at least one."""
+    if set(pools) != {CPU_POOL} or not len(nodes.name):
+        return width
+    slot_milli = max(1, int((nodes.cpu_milli // np.maximum(nodes.devices, 1)).max()))
+    slots = np.maximum(-(-demand[:, 0] // slot_milli), 1) * GPU
+    return np.where((width == 0) & (demand[:, 2] == 0), slots, width)
 
 
 def _exploring(

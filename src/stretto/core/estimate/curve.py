@@ -26,6 +26,7 @@ _MEMORY = 100.0
 """Observations like the latest that count at one size: what is older fades, so that a curve may change."""
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e9
 _OUTLIER = 3.0
+_STRANGE_WINDOWS, _STRANGE_BY = 5, 0.15
 _PRIOR_WEIGHT = 2.0
 _PULL = 0.05
 _NOISE = 0.2
@@ -92,6 +93,8 @@ class Curve(msgspec.Struct, frozen=True):
     count: tuple[float, ...] = ()
     mean: tuple[float, ...] = ()
     squares: tuple[float, ...] = ()
+    strange: int = 0
+    """Windows in a row that were far slower (or, below zero, faster) than what was seen at their size before."""
 
     def __post_init__(self) -> None:
         """What is read from elsewhere is refused where it is no curve."""
@@ -142,8 +145,24 @@ def observe(curve: Curve, workers: int, step_s: float, steps: float = 1.0, sprea
 
 
 def take_in(curve: Curve, window: Window) -> Curve:
-    """The curve after one more window."""
-    return observe(curve, window.workers, window.median_s, window.count, window.spread_s)
+    """The curve after one more window. When several in a row are far from what was seen at their size, to the same
+    side, the job is not what it was: all that is known of it is what it does now."""
+    strange = _strange(curve, window)
+    if abs(strange) >= _STRANGE_WINDOWS:
+        curve, strange = Curve(), 0
+    taken = observe(curve, window.workers, window.median_s, window.count, window.spread_s)
+    return taken if taken is curve else msgspec.structs.replace(taken, strange=strange)
+
+
+def _strange(curve: Curve, window: Window) -> int:
+    """How many windows in a row, this one included, were slower (or, below zero, faster) than seen before."""
+    if window.workers not in curve.workers or not 0 < window.median_s < math.inf:
+        return 0
+    off = math.log(window.median_s) - curve.mean[curve.workers.index(window.workers)]
+    if abs(off) <= _STRANGE_BY:
+        return 0
+    sign = 1 if off > 0 else -1
+    return curve.strange + sign if curve.strange * sign >= 0 else sign
 
 
 def measured(curve: Curve) -> list[Measured]:
@@ -203,7 +222,7 @@ def _with(curve: Curve, workers: int, count: float, mean: float, squares: float)
     rows[workers] = [count, mean, squares]
     sizes = tuple(sorted(rows))
     counts, means, spreads = zip(*(rows[w] for w in sizes), strict=True)
-    return Curve(sizes, counts, means, spreads)
+    return Curve(sizes, counts, means, spreads, curve.strange)
 
 
 def _evidence(curve: Curve, prior: Curve | None) -> tuple[FloatArray, FloatArray, FloatArray]:
