@@ -225,7 +225,7 @@ def test_a_job_that_tells_nothing_is_as_old_as_it_is(ran_s: float, workers: int)
     """However short the jobs before it were: one that has run for an hour is worth a restart."""
     estimates = Estimates()
     short = active(1, name="short", **elastic(1, 4))
-    estimates.ended(msgspec.structs.replace(short.job, device_s=40.0), "short", 1)
+    estimates.ended(msgspec.structs.replace(short.job, device_s=40.0), short.request)
     seats = tuple(Seat("node-0", (i,)) for i in range(4))
     silent = active(2, seats, level="restart", **elastic(1, 8))
     silent.job = msgspec.structs.replace(silent.job, ran_s=ran_s, device_s=4 * ran_s, changed_s=NOW_S, starts=1)
@@ -264,7 +264,7 @@ def test_what_was_learned_outlives_the_server() -> None:
     for workers, step_s in ((1, 1.0), (2, 0.9), (4, 0.85)):
         estimates.observe(1, "cpu", window(workers, step_s))
     job = msgspec.structs.replace(one.job, steps=100, device_s=100.0)
-    blob = estimates.ended(job, "digits", 1)
+    blob = estimates.ended(job, one.request)
     again = Estimates({"digits": blob, "broken": b"not json"})
     two = active(2, name="digits", **elastic(1, 4))
     snapshot = view.snapshot([two], cluster(8), again, NOW_S, {})

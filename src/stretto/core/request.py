@@ -42,6 +42,12 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after submission."""
     level: Literal["elastic", "restart", "rigid"] = "rigid"
     is_service: bool = False
+    hyperparameters: tuple[tuple[str, float | str], ...] = ()
+    """What its length depends on, by name."""
+    expect_s: float = 0.0
+    """The user's hint: seconds on the workers requested. 0: none."""
+    expect_steps: int = 0
+    """The user's hint: steps. 0: none."""
 
     @property
     def demand(self) -> tuple[int, int, int]:

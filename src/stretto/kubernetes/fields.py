@@ -29,8 +29,8 @@ TRAINS = "worker"
 """The container of this name is the one that trains; the first if there is none."""
 
 AS_IN_JOB_FILE = (
-    "queue", "priority", "setup", "workdir", "env", "image", "level", "resources", "service", "deadline", "after",
-    "stop", "retries", "checkpoint", "consistency", "hyperparameters",
+    "queue", "priority", "setup", "workdir", "env", "image", "level", "resources", "service", "deadline", "expect",
+    "after", "stop", "retries", "checkpoint", "consistency", "hyperparameters",
 )  # fmt: skip
 """Fields of the spec that mean what they mean in a job file."""
 NOT_ON_KUBERNETES = {

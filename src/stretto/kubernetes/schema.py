@@ -254,7 +254,7 @@ def _spec_rules() -> Iterator[dict[str, str]]:
         "!has(self.service) || !has(self.workers) || (self.workers.min == 1 && self.workers.max == 1)",
         "workers does not go with a service; use service.replicas",
     )
-    for field in ("level", "deadline"):
+    for field in ("level", "deadline", "expect"):
         yield _rule(f"!has(self.service) || !has(self.{field})", f"{field} does not go with a service; leave it out")
     yield _rule(
         "!has(self.level) || self.level != 'rigid' || !has(self.workers) || self.workers.min == self.workers.max",

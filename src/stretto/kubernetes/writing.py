@@ -31,7 +31,7 @@ _LONGEST_NAME = 63
 _LABEL_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _ANY_HOST = ("127.0.0.1", "0.0.0.0", "::", "::1")
-_DURATIONS = frozenset({"deadline", "every", "grace", "hold"})
+_DURATIONS = frozenset({"expect", "deadline", "every", "grace", "hold"})
 
 
 def elastic_job(
@@ -139,7 +139,7 @@ def _written(file: JobFile) -> dict[str, Any]:
 def _section(field: str, value: Any, inside: str = "") -> Any:
     if isinstance(value, dict) and field in SECTIONS:
         return {camel(name): _section(name, item, field) for name, item in value.items()}
-    if field in _DURATIONS or (inside == "stop" and field == "after"):
+    if (field in _DURATIONS or (inside == "stop" and field == "after")) and not isinstance(value, str):
         return seconds_text(value)
     return value
 

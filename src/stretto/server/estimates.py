@@ -18,20 +18,26 @@ from stretto.core import exploring
 from stretto.core.estimate import curve as curves
 from stretto.core.estimate.curve import Curve, Window
 from stretto.core.estimate.history import ClassHistory, learn
+from stretto.core.request import JobRequest
 from stretto.core.snapshot import FloatArray, History, IntArray
 from stretto.jobs.model import Job
+from stretto.server import lengths
+from stretto.server.lengths import Ended, Learned, Lengths
 
-_MOST_CLASSES = 10_000
 _SETTLED_STEPS = 64
 """After so many steps at a size more of them change little."""
+_MOST_RUNS = 200
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What is kept of a class: its curve by device type, and its latest ended jobs (number, submission, size)."""
+    """What is kept of a class: its curve by device type, and its latest ended jobs."""
 
     curves: dict[str, ClassHistory] = {}
-    ended: tuple[tuple[int, float, float], ...] = ()
-    """Job number, when it was submitted, seconds that it needed on its minimum of workers."""
+    ended: tuple[Ended, ...] = ()
+
+    @property
+    def timed(self) -> bool:
+        return any(history.curve.workers for history in self.curves.values())
 
 
 class Shape(NamedTuple):
@@ -55,6 +61,7 @@ class Estimates:
         self._rows: dict[Any, FloatArray] = {}
         self._own_rows: dict[int, dict[Any, FloatArray]] = {}
         self._history: History | None = None
+        self.lengths = Lengths(self._learned)
         self.recall(learned or {})
 
     def recall(self, learned: Mapping[str, bytes]) -> None:
@@ -64,6 +71,7 @@ class Estimates:
             with contextlib.suppress(msgspec.MsgspecError):
                 self._known[name] = msgspec.json.decode(blob, type=Known)
                 self.klass(name)
+                self.lengths.learned(name)
 
     def klass(self, name: str) -> int:
         """The class as a number."""
@@ -91,19 +99,37 @@ class Estimates:
             return 0.0
         return 1 / float(curves.step_s(own, np.array([float(workers)]), prior)[0])
 
-    def ended(self, job: Job, klass: str, minimum: int) -> bytes:
+    def ended(self, job: Job, request: JobRequest) -> bytes:
         """The job has succeeded: what is now known of its class, to be stored."""
+        klass = request.klass
         known = self._known.get(klass, Known())
         by_pool = dict(known.curves)
         for pool, curve in self._own.get(job.number, {}).items():
             by_pool[pool] = learn(by_pool.get(pool, ClassHistory()), {}, math.nan, curve)
-        ended = (*known.ended, (job.number, job.submitted_s, self._size_s(job, minimum)))[-200:]
-        self._known[klass] = known = Known(by_pool, ended)
+        self._known[klass] = known = Known(by_pool, (*known.ended, self._run(job, request))[-_MOST_RUNS:])
         self.klass(klass)
-        self._rows = {key: row for key, row in self._rows.items() if key[0][0] != klass}
-        self._history = None
+        self._renew(klass)
         self.forget(job.number)
         return msgspec.json.encode(known)
+
+    def known(self, klass: str) -> Known | None:
+        """What was learned of a class; None: nothing."""
+        return self._known.get(klass)
+
+    def classes(self) -> list[str]:
+        """Those of which something was learned."""
+        return sorted(self._known)
+
+    def forget_class(self, klass: str) -> None:
+        """As if no job of it had ever run. What is measured of jobs that run now stays."""
+        self._known.pop(klass, None)
+        self._renew(klass)
+        self.lengths.forgotten(klass)
+
+    def timed(self, shape: Shape) -> bool:
+        """Whether the speed of its steps is known: its own, or its class's."""
+        own, known = self._own.get(shape.job, {}), self._known.get(shape.klass)
+        return any(curve.workers for curve in own.values()) or (known is not None and known.timed)
 
     def forget(self, job: int) -> None:
         self._own.pop(job, None)
@@ -123,7 +149,11 @@ class Estimates:
     def history(self) -> History:
         """The ended jobs, as policies see them."""
         if self._history is None:
-            rows = sorted((self._numbers[name], *one) for name, known in self._known.items() for one in known.ended)
+            rows = sorted(
+                (self._numbers[name], run.job, run.submit_s, run.size_s)
+                for name, known in self._known.items()
+                for run in known.ended
+            )
             columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
             self._history = History(
                 klass=np.array(columns[0], np.int64),
@@ -180,9 +210,34 @@ class Estimates:
             believed[p] = row[np.minimum(np.arange(shape.high + 1), top)]
         return believed
 
+    def _learned(self, klass: str) -> Learned:
+        known = self._known.get(klass)
+        return Learned() if known is None else Learned(known.ended, known.timed)
+
+    def _renew(self, klass: str) -> None:
+        """What is known of the class has changed."""
+        self._rows = {key: row for key, row in self._rows.items() if key[0][0] != klass}
+        self._history = None
+        self.lengths.learned(klass)
+
+    def _run(self, job: Job, request: JobRequest) -> Ended:
+        """What is kept of one that has succeeded."""
+        least = request.min_workers
+        return Ended(
+            job=job.number,
+            submit_s=job.submitted_s,
+            size_s=self._size_s(job, least),
+            steps=job.steps,
+            least=least,
+            hyperparameters=dict(request.hyperparameters),
+            asked=lengths.resources(request),
+        )
+
     def _size_s(self, job: Job, minimum: int) -> float:
-        """Seconds on its minimum of workers: by its curve where there is one, else what it took, as if linear."""
+        """Seconds on its minimum of workers: by its curve where there is one, else what it took, as if linear; of one
+        that holds no devices, as if it always ran on its minimum."""
         own = next(iter(self._own.get(job.number, {}).values()), None)
         if own is not None and own.workers and job.steps > 0:
             return job.steps * float(curves.step_s(own, np.array([float(minimum)]))[0])
-        return max(job.device_s * 1000 / max(job.width_milli, 1) / max(minimum, 1), 1e-3)
+        held_s = job.device_s * 1000 / job.width_milli / max(minimum, 1) if job.width_milli else job.ran_s
+        return max(held_s, 1e-3)

@@ -513,8 +513,8 @@ class Loop:
         if driver is not None:
             self.spawn(driver.close())
         if end.phase == "succeeded" and not active.request.is_service:
-            klass = active.request.klass
-            self.book.store.put_learned(klass, self.estimates.ended(active.job, klass, active.request.min_workers))
+            learned = self.estimates.ended(active.job, active.request)
+            self.book.store.put_learned(active.request.klass, learned)
         else:
             self.estimates.forget(active.number)
         self.wake(decide=True)

@@ -20,8 +20,10 @@ from stretto.core.cores import CPU_POOL
 from stretto.core.request import JobRequest
 from stretto.core.snapshot import GPU, FloatArray, IntArray, Nodes, Snapshot
 from stretto.jobs.model import Job, Seat
+from stretto.server import lengths
 from stretto.server.book import Active
 from stretto.server.estimates import Estimates, Shape
+from stretto.server.lengths import Prospect
 
 
 class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,6 +95,8 @@ def snapshot(
     _count_up(columns, now_s)
     rates, curve = estimates.table([row.shape for row in rows], pools)
     _suppose_progress(columns, rates, curve)
+    totals = estimates.lengths.totals([row.prospect for row in rows])
+    lengths.tell(columns, totals, rates, curve, lambda j: estimates.timed(rows[j].shape))
     demand = np.column_stack([columns.pop(name) for name in _DEMAND])
     columns["width"] = _in_slots(columns["width"], demand, nodes, pools)
     step, is_service = columns.pop("step"), columns.pop("is_service").astype(np.bool_)
@@ -169,6 +173,8 @@ class Row(NamedTuple):
     packed: bytes
     """By `_COLUMNS`."""
     shape: Shape
+    prospect: Prospect
+    """How long it may be, if its workers have not said so."""
 
 
 def _rows(jobs: Sequence[Active], estimates: Estimates, most: Mapping[int, int], smallest: int) -> list[Row]:
@@ -193,7 +199,8 @@ def _row(active: Active, most: int | None, estimates: Estimates, smallest: int) 
         moved = active.target or job.workers or job.starts or active.request.is_service
         held = job.wish != "run" or job.not_before_s or active.file.after or most is not None
         packed = _PACK(*_values(active, most, estimates, smallest))
-        row = active.row = Row(None if moved or held else job, made_of, packed, _shape(active))
+        untouched = None if moved or held else job
+        row = active.row = Row(untouched, made_of, packed, _shape(active), estimates.lengths.of(active.request))
     return row
 
 
@@ -244,11 +251,11 @@ def _count_up(columns: dict[str, Any], now_s: float) -> None:
 def _suppose_progress(columns: dict[str, Any], rates: FloatArray, curve: IntArray) -> None:
     """Jobs that say nothing of their progress have done what their time is worth, counted as lengths are when they end
     (`Estimates.ended`). Otherwise they would be taken for new as long as they run."""
-    silent = (columns["done"] <= 0) & np.isnan(columns["remaining"]) & (columns["gpu_s"] > 0)
-    if not silent.any():
+    silent = np.flatnonzero((columns["done"] <= 0) & np.isnan(columns["remaining"]) & (columns["ran_s"] > 0))
+    if not len(silent):
         return
     low, pool = columns["min_workers"][silent], np.maximum(columns["pool"][silent], 0)
-    came_s = columns["gpu_s"][silent] * GPU / np.maximum(columns["width"][silent], 1) / np.maximum(low, 1)
+    came_s = lengths.worker_s(columns, silent) / np.maximum(low, 1)
     done = columns["done"].copy()
     done[silent] = came_s * rates[pool, curve[silent], np.minimum(low, rates.shape[2] - 1)]
     columns["done"] = done

@@ -21,6 +21,7 @@ _ALSO_KNOWN_AS = {
     "accelerator": "gpu_type", "environment": "env", "envs": "env", "cwd": "workdir", "depends_on": "after",
     "num_workers": "workers", "replicas": "workers", "nodes": "workers", "max_retries": "retries",
     "params": "hyperparameters", "hparams": "hyperparameters", "timeout": "stop", "webhooks": "notify",
+    "duration": "expect", "estimate": "expect", "expected": "expect", "time": "expect",
     "minimum": "min", "maximum": "max", "interval": "every", "min_workers": "min", "max_workers": "max",
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,12 +20,13 @@ from pydantic import (
 
 from stretto.core.request import POWERS_OF_TWO, JobRequest
 from stretto.core.snapshot import GPU
-from stretto.spec.units import Cpu, Duration, Gpu, Memory
+from stretto.spec.units import Cpu, Duration, Expect, Gpu, Memory
 
 MOST_WORKERS = 100_000
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 _MOST_LABELS, _LONGEST_LABEL = 64, 255
+_MOST_HYPERPARAMETERS, _LONGEST_VALUE = 32, 64
 _HTTP_PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/?-]{0,254}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -300,6 +301,10 @@ class JobFile(_Strict):
     service: Service | None = None
 
     deadline: Duration | None = Field(default=None, description="Should be done so long after submission.")
+    expect: Expect | None = Field(
+        default=None,
+        description="How long it will run at the size it asks for, or its steps: a hint, used until more is known.",
+    )
     after: Names = Field(default=(), description="Starts once the jobs of these names have ended.")
     stop: Stop = Stop()
     retries: int = Field(default=3, ge=0, le=1000, strict=True, description="Restarts after a crash of its own.")
@@ -330,9 +335,9 @@ class JobFile(_Strict):
             return
         if self.kind == "training":
             yield "kind", "is training, but there is a service section; leave out one of the two"
-        for field in ("workers", "elastic", "level", "deadline"):
+        for field in ("workers", "elastic", "level", "deadline", "expect"):
             if getattr(self, field) is not None:
-                better = "" if field == "deadline" else " (a service has service.replicas)"
+                better = "" if field in ("deadline", "expect") else " (a service has service.replicas)"
                 yield field, f"does not go with a service; leave it out{better}"
 
     def _size_rules(self) -> Iterator[tuple[str, str]]:
@@ -373,4 +378,22 @@ class JobFile(_Strict):
             deadline_s=float("inf") if self.deadline is None else self.deadline,
             level=self.level or ("elastic" if has_range else "rigid"),
             is_service=self.is_service,
+            hyperparameters=_remembered(self.hyperparameters),
+            expect_s=self.expect.seconds if self.expect else 0.0,
+            expect_steps=self.expect.steps if self.expect else 0,
         )
+
+
+def _remembered(hyperparameters: Mapping[str, Any]) -> tuple[tuple[str, float | str], ...]:
+    """What is kept of them with every run of the class: numbers, and texts of a bounded length."""
+    kept = sorted(hyperparameters.items())[:_MOST_HYPERPARAMETERS]
+    return tuple((name[:_LONGEST_VALUE], _number_or_text(value)) for name, value in kept)
+
+
+def _number_or_text(value: str | float) -> float | str:
+    if isinstance(value, str):
+        return value[:_LONGEST_VALUE]
+    try:
+        return float(value)
+    except OverflowError:
+        return "beyond all numbers"

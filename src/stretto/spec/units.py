@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
 _MIB = 2**20
 _BYTES = {
@@ -23,7 +24,10 @@ _SIZE = re.compile(rf"({_NUMBER})\s*(Ki|Mi|Gi|Ti|k|K|M|G|T)B?")
 _PART = re.compile(rf"({_NUMBER})\s*(ms|s|m|h|d)\s*")
 _MILLI = re.compile(rf"({_NUMBER})(m?)")
 
-_DURATION = rf"^({_NUMBER}\s*(ms|s|m|h|d)\s*)+$"
+_STEPS = re.compile(r"([0-9]{1,15})\s*steps?")
+
+_TIMES = rf"({_NUMBER}\s*(ms|s|m|h|d)\s*)+"
+_DURATION = rf"^{_TIMES}$"
 
 MOST_MIB = 2**30
 MOST_CPU_MILLI = 10**7
@@ -66,6 +70,32 @@ def seconds(value: Any) -> float:
     if total is None:
         raise _no(value, "a length of time; write it with its unit, such as 30s, 5m, 4h or 1h30m")
     return _within(value, total, _SHORTEST_S, MOST_SECONDS, "give a time above 0 and up to 10 years")
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """How long a job is expected to be: a time, or a number of steps; the other one is 0."""
+
+    seconds: float = 0.0
+    steps: int = 0
+
+    def written(self) -> float | str:
+        return f"{self.steps} steps" if self.steps else self.seconds
+
+
+def expectation(value: Any) -> Expectation:
+    """`2h` or `5000 steps`."""
+    if isinstance(value, Expectation):
+        return value
+    steps = _STEPS.fullmatch(value.strip()) if isinstance(value, str) else None
+    if steps is not None and not int(steps[1]):
+        raise ValueError(f"{_quoted(value)} is out of range; a job has at least 1 step")
+    total = 0.0 if steps else _seconds(value)
+    if total is None:
+        raise _no(value, "a length; write a time such as 30m or 2h, or a number of steps such as 5000 steps")
+    if steps is not None:
+        return Expectation(steps=int(steps[1]))
+    return Expectation(_within(value, total, _SHORTEST_S, MOST_SECONDS, "give a time above 0 and up to 10 years"))
 
 
 def _no(value: Any, what: str) -> ValueError:
@@ -142,4 +172,10 @@ Duration = Annotated[
     float,
     BeforeValidator(seconds),
     _schema("A length of time, for example 30s, 5m or 1h30m; a number is in seconds.", _DURATION, "5m"),
+]
+Expect = Annotated[
+    Expectation,
+    PlainValidator(expectation),
+    PlainSerializer(Expectation.written),
+    _schema("2h, or 5000 steps; a number is in seconds.", rf"^({_TIMES}|[0-9]{{1,15}}\s*steps?)$", "2h"),
 ]

@@ -18,13 +18,14 @@ import msgspec
 import numpy as np
 
 from stretto.core.estimate.curve import Curve
-from stretto.core.snapshot import FloatArray
+from stretto.core.snapshot import FloatArray, IntArray
 
 Features: TypeAlias = Mapping[str, float | str]
 """What is known of a run beforehand: numbers and names."""
 
-_Way: TypeAlias = Callable[[FloatArray, FloatArray, FloatArray], tuple[FloatArray, FloatArray]]
-"""From runs, their sizes and questions: how far off it would have been for each run, and the answers."""
+_Answers: TypeAlias = Callable[[FloatArray], FloatArray]
+_Way: TypeAlias = Callable[[FloatArray, FloatArray], tuple[FloatArray, _Answers]]
+"""From runs and their sizes: how far off it would have been for each run, and what answers questions."""
 
 _MOST_RUNS = 200
 _UNKNOWN_SD = 1.5
@@ -87,16 +88,16 @@ def lengths(history: ClassHistory, asked: Sequence[Features], default: float = 3
         return [known or Length(math.log(default), _UNKNOWN_SD, "nothing")] * len(asked)
     table, rows = _table([run.features for run in history.runs], asked)
     ways: list[tuple[str, _Way]] = [("median", _median), ("neighbours", _nearest), ("regression", _regression)]
-    least, best = math.inf, ("median", np.full(len(asked), np.median(sizes)))
-    for basis, way in ways if table.shape[1] else ways[:1]:
-        errors, answers = way(table, sizes, rows)
-        # Of few runs the spread of the errors is itself uncertain.
-        off = math.sqrt(float(np.mean(np.minimum(errors**2, 9.0))) * (1 + 2 / len(sizes)))
-        if off < least:
-            least, best = off, (basis, answers)
-    basis, answers = best
-    inside = np.clip(answers, sizes.min() - _BEYOND, sizes.max() + _BEYOND)
-    return [Length(mean, max(least, _LEAST_SD), basis) for mean in inside.tolist()]
+    tried = [(name, *way(table, sizes)) for name, way in (ways if table.shape[1] else ways[:1])]
+    basis, errors, answers = min(tried, key=lambda one: _off(one[1]))
+    inside = np.clip(answers(rows), sizes.min() - _BEYOND, sizes.max() + _BEYOND)
+    sd = max(_off(errors), _LEAST_SD)
+    return [Length(mean, sd, basis) for mean in inside.tolist()]
+
+
+def _off(errors: FloatArray) -> float:
+    """How far off a way is. Of few runs the spread of the errors is itself uncertain."""
+    return math.sqrt(float(np.mean(np.minimum(errors**2, 9.0))) * (1 + 2 / len(errors)))
 
 
 def _merge(known: Curve, new: Curve) -> Curve:
@@ -119,12 +120,8 @@ def _table(runs: Sequence[Features], asked: Sequence[Features]) -> tuple[FloatAr
     Features that never vary, or that are not given everywhere, say nothing.
     """
     columns: list[FloatArray] = []
-    for name in sorted(set.intersection(*(set(one) for one in (*runs, *asked)))):
-        values = [one[name] for one in (*runs, *asked)]
-        if all(_is_number(value) for value in values):
-            columns.append(_numbers([float(value) for value in values]))
-        else:
-            columns += _names([str(value) for value in values], len(runs))
+    for name in sorted(frozenset.intersection(*{frozenset(one) for one in (*runs, *asked)})):
+        columns += _columns([one[name] for one in (*runs, *asked)], len(runs))
     rows = np.column_stack(columns) if columns else np.empty((len(runs) + len(asked), 0))
     known = rows[: len(runs)]
     spread = known.std(axis=0)
@@ -133,39 +130,51 @@ def _table(runs: Sequence[Features], asked: Sequence[Features]) -> tuple[FloatAr
     return rows[: len(runs)], rows[len(runs) :]
 
 
+def _columns(values: list[float | str], runs: int) -> list[FloatArray]:
+    if all(issubclass(kind, int | float) for kind in {type(value) for value in values}):
+        column = np.array(values, np.float64)
+        if np.isfinite(column).all():
+            return [np.log(column) if (column > 0).all() else column]
+    return _names([str(value) for value in values], runs)
+
+
 def _names(texts: list[str], runs: int) -> list[FloatArray]:
     """A column for each of the names that occur most among the runs; the others are all alike."""
     ranked = sorted(Counter(texts[:runs]).items(), key=lambda item: (-item[1], item[0]))
-    return [
-        np.array([float(text == name) for text in texts]) for name, _ in ranked[: min(_MOST_NAMES, len(ranked) - 1)]
-    ]
+    codes = {name: code for code, (name, _) in enumerate(ranked[: min(_MOST_NAMES, len(ranked) - 1)])}
+    coded = np.array([codes.get(text, -1) for text in texts], np.int64)
+    return [(coded == code).astype(np.float64) for code in range(len(codes))]
 
 
-def _is_number(value: float | str) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _numbers(values: list[float]) -> FloatArray:
-    column = np.array(values)
-    return np.log(column) if (column > 0).all() else column
-
-
-def _median(table: FloatArray, sizes: FloatArray, asked: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _median(table: FloatArray, sizes: FloatArray) -> tuple[FloatArray, _Answers]:
     n = len(sizes)
     others = np.broadcast_to(sizes, (n, n))[~np.eye(n, dtype=np.bool_)].reshape(n, n - 1)
-    return sizes - np.median(others, axis=1), np.full(len(asked), np.median(sizes))
+    return sizes - np.median(others, axis=1), lambda asked: np.full(len(asked), np.median(sizes))
 
 
-def _nearest(table: FloatArray, sizes: FloatArray, asked: FloatArray) -> tuple[FloatArray, FloatArray]:
-    def guess(apart: FloatArray) -> FloatArray:
-        near = np.argsort(apart, axis=1, kind="stable")[:, :_NEIGHBOURS]
+def _nearest(table: FloatArray, sizes: FloatArray) -> tuple[FloatArray, _Answers]:
+    def guess(apart: FloatArray, near: IntArray) -> FloatArray:
         weight = 1 / (np.take_along_axis(apart, near, 1) + 0.1)
         mean: FloatArray = (sizes[near] * weight).sum(axis=1) / weight.sum(axis=1)
         return mean
 
+    def answers(asked: FloatArray) -> FloatArray:
+        apart = _apart(asked, table)
+        return guess(apart, _smallest(apart, _NEIGHBOURS))
+
     among = _apart(table, table)
     np.fill_diagonal(among, np.inf)
-    return sizes - guess(among), guess(_apart(asked, table))
+    return sizes - guess(among, np.argsort(among, axis=1, kind="stable")[:, :_NEIGHBOURS]), answers
+
+
+def _smallest(rows: FloatArray, count: int) -> IntArray:
+    """Where the smallest of each row are, the first of equal ones first: much quicker than to sort them all."""
+    left = rows.copy()
+    found: list[IntArray] = []
+    for _ in range(min(count, rows.shape[1])):
+        found.append(left.argmin(axis=1))
+        left[np.arange(len(left)), found[-1]] = np.inf
+    return np.stack(found, axis=1)
 
 
 def _apart(some: FloatArray, others: FloatArray) -> FloatArray:
@@ -173,7 +182,7 @@ def _apart(some: FloatArray, others: FloatArray) -> FloatArray:
     return apart
 
 
-def _regression(table: FloatArray, sizes: FloatArray, asked: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _regression(table: FloatArray, sizes: FloatArray) -> tuple[FloatArray, _Answers]:
     """Ridge regression that gives outliers less weight; errors are those of each run left out."""
     rows = np.column_stack((np.ones(len(sizes)), table))
     penalty = _RIDGE * np.diag([1e-6, *np.ones(table.shape[1])])
@@ -186,4 +195,4 @@ def _regression(table: FloatArray, sizes: FloatArray, asked: FloatArray) -> tupl
         weight = np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(errors), 1e-12))
     leverage = weight * np.einsum("ij,jk,ik->i", rows, inverse, rows)
     left_out = errors / np.maximum(1 - leverage, 0.05)
-    return left_out, slope[0] + asked @ slope[1:]
+    return left_out, lambda asked: slope[0] + asked @ slope[1:]

@@ -59,18 +59,31 @@ def left_of(total: Length, done: float) -> tuple[float, float]:
 
 def left_of_all(mean_log: FloatArray, sd_log: FloatArray, done: FloatArray) -> tuple[FloatArray, FloatArray]:
     """`left_of` for many jobs at once: the means, and the standard deviations of the logs."""
-    fresh, past = done <= 0, np.where(done > 0, done, 1.0)
+    mean, sd = np.exp(mean_log + sd_log**2 / 2), sd_log.copy()
+    begun = np.flatnonzero(done > 0)
+    if len(begun):
+        mean[begun], sd[begun] = _left_of_begun(mean_log[begun], sd_log[begun], done[begun])
+    return mean, sd
+
+
+def left_of_hints(mean_log: FloatArray, sd_log: FloatArray, done: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The same where somebody has said how long: what has outlived that (the mean) lasts as long again."""
+    mean, sd = left_of_all(mean_log, sd_log, done)
+    outlived = done >= np.exp(mean_log + sd_log**2 / 2)
+    return np.where(outlived, done, mean), np.where(outlived, _LINDY_SD, sd)
+
+
+def _left_of_begun(mean_log: FloatArray, sd_log: FloatArray, done: FloatArray) -> tuple[FloatArray, FloatArray]:
     sd = np.maximum(sd_log, 1e-6)
-    outlived = np.interp((np.log(past) - mean_log) / sd, _Z, _RARE)
+    outlived = np.interp((np.log(done) - mean_log) / sd, _Z, _RARE)
     # Where it may end: points that share what is left of the distribution evenly.
     points = np.interp(outlived[:, None] - np.log1p(-(np.arange(_POINTS) + 0.5) / _POINTS), _RARE, _Z)
     with np.errstate(over="ignore"):
-        left = np.exp(mean_log[:, None] + sd[:, None] * points) - past[:, None]
-    left = np.maximum(left, 1e-9 * past[:, None])
+        left = np.exp(mean_log[:, None] + sd[:, None] * points) - done[:, None]
+    left = np.maximum(left, 1e-9 * done[:, None])
     # Who has outlived everything that was expected: as long again, and little is sure.
     lost = outlived > _LOST
-    mean = np.where(fresh, np.exp(mean_log + sd_log**2 / 2), np.where(lost, done, left.mean(axis=1)))
-    return mean, np.where(fresh, sd_log, np.where(lost, _LINDY_SD, np.log(left).std(axis=1)))
+    return np.where(lost, done, left.mean(axis=1)), np.where(lost, _LINDY_SD, np.log(left).std(axis=1))
 
 
 def expected_steps(view: Snapshot) -> FloatArray:
