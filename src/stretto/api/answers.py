@@ -17,6 +17,8 @@ from stretto.core.estimate.curve import Curve
 from stretto.jobs import events as e
 from stretto.jobs.model import Job, Level, Phase, Wish
 from stretto.server.book import Active
+from stretto.server.classes import Class, ClassDetails
+from stretto.server.expected import Expected
 from stretto.server.plane import Foreseen, Plane, PolicyInfo, Why
 from stretto.store import Role, Token
 
@@ -75,6 +77,7 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     rate_timed: bool
     speeds: list[SpeedAnswer]
     eta_s: float | None
+    expected: Expected | None
     metrics: dict[str, float | None]
     starts: int
     resizes: int
@@ -208,6 +211,8 @@ SHAPES: dict[str, Any] = {
     "Node": NodeAnswer,
     "Policy": PolicyInfo,
     "Forecast": ForecastAnswer,
+    "Class": ClassDetails,
+    "ClassList": List[Class],
     "Cluster": ClusterAnswer,
     "TokenList": List[TokenAnswer],
     "NewToken": NewTokenAnswer,
@@ -221,15 +226,16 @@ def json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -
     return Response(_encoder.encode(value), status, headers, "application/json")
 
 
-def job(plane: Plane, job: Job) -> JobAnswer:
-    """With what the control plane knows of it beyond its events."""
+def job(plane: Plane, job: Job, expected: Mapping[int, Expected] | None = None) -> JobAnswer:
+    """With what the control plane knows of it beyond its events. `expected`: by number, where it was asked already."""
     active = plane.book.active(job.number)
     if active is None or job.ended:
         return _job(job)
     driver = plane.loop.drivers.get(job.number)
     joined = driver.joined if driver is not None and job.workers else frozenset[str]()
+    told = (plane.expected([job.number]) if expected is None else expected).get(job.number)
     speeds = _speeds(plane.loop.estimates.measured(job.number))
-    return _job(job, active, joined, plane.eta(job.number) if job.workers else None, speeds)
+    return _job(job, active, joined, plane.eta(job.number, told), speeds, told)
 
 
 def _speeds(measured: Mapping[str, Curve]) -> list[SpeedAnswer]:
@@ -246,6 +252,7 @@ def _job(
     joined: frozenset[str] = frozenset(),
     eta_s: float | None = None,
     speeds: Sequence[SpeedAnswer] = (),
+    expected: Expected | None = None,
 ) -> JobAnswer:
     reason, text = (active.reason.name, active.reason.text) if active else (str(job.phase), "")
     return JobAnswer(
@@ -290,6 +297,7 @@ def _job(
         rate_timed=bool(active and job.workers and active.progress.window),
         speeds=list(speeds),
         eta_s=eta_s,
+        expected=expected,
         metrics=dict(job.metrics),
         starts=job.starts,
         resizes=job.resizes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Response
 
-from stretto.api import cluster, health, history, jobs, joining, problems, reading, tokens
+from stretto.api import classes, cluster, health, history, jobs, joining, problems, reading, tokens
 from stretto.api.auth import Auth
 from stretto.api.describing import describe
 from stretto.api.observed import Observed
@@ -27,7 +27,7 @@ def create_app(plane: Plane, auth: Auth) -> FastAPI:
     app.state.registry = health.registry(parts)
     # The first is found first.
     app.router.routes.insert(0, jobs.submission_route())
-    for module in (jobs, history, reading, joining, cluster, tokens, health):
+    for module in (jobs, history, reading, joining, cluster, classes, tokens, health):
         app.router.routes.extend(module.router.routes)
     problems.install(app)
     describe(app)

@@ -104,7 +104,8 @@ async def list_jobs(
         limit=limit,
     )
     page = await server.plane.jobs(query)
-    items = [answers.job(server.plane, job) for job in page.items]
+    expected = server.plane.expected(job.number for job in page.items)
+    items = [answers.job(server.plane, job, expected) for job in page.items]
     return answers.json(answers.List(items, None if page.next is None else str(page.next)))
 
 

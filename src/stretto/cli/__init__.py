@@ -34,6 +34,12 @@ policy.command("stretto.cli.cluster:policy_get", name="get", help="Print the pol
 policy.command("stretto.cli.cluster:policy_set", name="set", help="Change the policy while jobs run.")
 app.command(policy)
 
+classes = App(name="class", help="What was learned of jobs: list, show, forget.", help_format="plaintext")
+classes.command("stretto.cli.classes:list_", name="list", help="List the classes of which something was learned.")
+classes.command("stretto.cli.classes:show_", name="show", help="Show what was learned of one: lengths and speeds.")
+classes.command("stretto.cli.classes:forget", name="forget", help="Forget one: its next job is as new as the first.")
+app.command(classes)
+
 for _verb, _where, _help in (
     ("up", "server:up", "Start the server on this machine."),
     ("down", "server:down", "Stop it; jobs go on for a grace."),

@@ -174,6 +174,7 @@ def _print_job(job: Job, now_s: float) -> None:
         ("steps", words.progress(job) + (f", {words.rate(job)} a second" if job.get("rate") else "")),
         ("metrics", ", ".join(f"{name} {value:g}" for name, value in _known(job.get("metrics")).items())),
         ("eta", "" if job.eta_s is None else f"in {words.span(job.eta_s)}"),
+        ("expected", _expected(job.get("expected"))),
         ("submitted", words.ago(job.submitted_s, now_s)),
         ("started", words.ago(job.started_s, now_s)),
         ("ended", "" if job.ended_s is None else words.ago(job.ended_s, now_s)),
@@ -204,6 +205,10 @@ def _speed(speed: dict[str, Any]) -> list[str]:
     return [
         f"{several} ({speed['pool']})", f"{speed['rate']:.3g}", f"±{speed['spread']:.2g}", f"{speed['steps']} steps",
     ]  # fmt: skip
+
+
+def _expected(told: dict[str, Any] | None) -> str:
+    return told["text"].removeprefix("expected ") if told else ""
 
 
 def _worker(worker: dict[str, Any], now_s: float) -> list[str]:

@@ -38,6 +38,9 @@ def run(
         list[str], Parameter(negative=(), help="Numbers or names of jobs that must have ended before; may be repeated.")
     ] = [],  # noqa: B006
     deadline: Annotated[str | None, Parameter(help="Should be done so long after submission, such as 4h.")] = None,
+    expect: Annotated[
+        str | None, Parameter(help="How long it will run at the size it asks for: 2h, or 5000 steps. A hint only.")
+    ] = None,
     stop_after: Annotated[str | None, Parameter(help="End it after so much run time, such as 2h.")] = None,
     grace: Annotated[str | None, Parameter(help="Time between the polite and the hard stop, such as 1m.")] = None,
     label: Annotated[list[str], Parameter(negative=(), help="key=value; may be repeated.")] = [],  # noqa: B006
@@ -60,7 +63,8 @@ def run(
     fields = {
         "run": argv(command, "" if on_server else "python"), "name": name, "image": image, "priority": priority,
         "level": level, "queue": queue,
-        "labels": words.pairs(label), "deadline": deadline, "stop": _given({"after": stop_after, "grace": grace}),
+        "labels": words.pairs(label), "deadline": deadline, "expect": expect,
+        "stop": _given({"after": stop_after, "grace": grace}),
         "resources": _given(resources), **sizes(workers),
     }  # fmt: skip
     with place.client() as client:

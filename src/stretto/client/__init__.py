@@ -18,14 +18,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stretto.client.documents import Cluster, Document, Event, Forecast, Job, Node, Piece, Policy, Preview, Token, Why
+from stretto.client.documents import (
+    Class,
+    Cluster,
+    Document,
+    Event,
+    Forecast,
+    Job,
+    Node,
+    Piece,
+    Policy,
+    Preview,
+    Token,
+    Why,
+)
 from stretto.client.sync import Client
 
 if TYPE_CHECKING:
     from stretto.client.asynchronous import AsyncClient
 
 __all__ = [
-    "AsyncClient", "Client", "Cluster", "Document", "Event", "Forecast", "Job", "Node", "Piece", "Policy",
+    "AsyncClient", "Class", "Client", "Cluster", "Document", "Event", "Forecast", "Job", "Node", "Piece", "Policy",
     "Preview", "Token", "Why",
 ]  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from stretto.client import calls, finding
 from stretto.client.calls import Call, Ref, Source
-from stretto.client.documents import Cluster, Event, Forecast, Job, Node, Piece, Policy, Preview, Token, Why
+from stretto.client.documents import Class, Cluster, Event, Forecast, Job, Node, Piece, Policy, Preview, Token, Why
 from stretto.client.options import Filters, Submission, Taken
 from stretto.client.problems import closed_early, error_of, unreachable
 from stretto.client.streams import RESTART_S, SILENCE_S, Feed, Log, Patience, is_last
@@ -177,6 +177,21 @@ class AsyncClient:
 
     async def forecast(self) -> Forecast:
         return await self._do(calls.forecast())
+
+    async def classes(self, name: str | None = None) -> list[Class]:
+        found: list[Class] = []
+        cursor: str | None = None
+        while True:
+            page = await self._do(calls.classes(name, cursor=cursor))
+            found += page.items
+            if (cursor := page.next) is None:
+                return found
+
+    async def job_class(self, name: str) -> Class:
+        return await self._do(calls.job_class(name))
+
+    async def forget_class(self, name: str) -> None:
+        return await self._do(calls.forget_class(name))
 
     async def cluster(self) -> Cluster:
         return await self._do(calls.cluster())

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 from stretto.client import surroundings
 from stretto.client.documents import (
+    Class,
     Cluster,
     Document,
     Event,
@@ -187,6 +188,18 @@ def forecast() -> Call[Forecast]:
     return _get("/v1/forecast", Forecast)
 
 
+def classes(name: str | None = None, *, limit: int = 200, cursor: str | None = None) -> Call[Page[Class]]:
+    return _page("/v1/classes", Class, [("name", name), ("limit", limit), ("cursor", cursor)])
+
+
+def job_class(name: str) -> Call[Class]:
+    return _get(_class(name), Class)
+
+
+def forget_class(name: str) -> Call[None]:
+    return Call("DELETE", _class(name), _nothing)
+
+
 def cluster() -> Call[Cluster]:
     return _get("/v1/cluster", Cluster)
 
@@ -272,6 +285,13 @@ def _read(path: Path) -> str:
 
 def _job(ref: Ref) -> str:
     return f"/v1/jobs/{_quoted(_name(ref))}"
+
+
+def _class(name: str) -> str:
+    # In an address they would mean another place.
+    if name in ("", ".", ".."):
+        raise UsageError(f"{name!r} is not a class of jobs", hint="give its name; `stretto class list` lists them")
+    return f"/v1/classes/{_quoted(name)}"
 
 
 def _quoted(name: str) -> str:

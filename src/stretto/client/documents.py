@@ -47,6 +47,7 @@ class Job(Document):
     rate_timed: bool
     speeds: list[dict[str, Any]]
     eta_s: float | None
+    expected: dict[str, Any] | None
     spec: dict[str, Any]
 
     @property
@@ -113,6 +114,17 @@ class Forecast(Document):
     @property
     def jobs(self) -> list[dict[str, Any]]:
         return list(self["items"])
+
+
+class Class(Document):
+    """What was learned of a class of jobs. In lists without `variants` and `speeds`."""
+
+    name: str
+    runs: int
+    seconds: float | None
+    spread: float | None
+    steps: float | None
+    last_s: float | None
 
 
 class Cluster(Document):

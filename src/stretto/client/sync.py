@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from stretto.client import calls, finding
 from stretto.client.calls import Call, Ref, Source
-from stretto.client.documents import Cluster, Event, Forecast, Job, Node, Piece, Policy, Preview, Token, Why
+from stretto.client.documents import Class, Cluster, Event, Forecast, Job, Node, Piece, Policy, Preview, Token, Why
 from stretto.client.problems import closed_early, error_of, unreachable
 from stretto.client.streams import RESTART_S, SILENCE_S, Feed, Log, Patience, is_last
 from stretto.errors import Unavailable
@@ -229,6 +229,23 @@ class Client:
 
     def forecast(self) -> Forecast:
         return self._do(calls.forecast())
+
+    def classes(self, name: str | None = None) -> list[Class]:
+        """Classes of jobs of which something was learned; `name` may have * and ? for anything."""
+        found: list[Class] = []
+        cursor: str | None = None
+        while True:
+            page = self._do(calls.classes(name, cursor=cursor))
+            found += page.items
+            if (cursor := page.next) is None:
+                return found
+
+    def job_class(self, name: str) -> Class:
+        """All that was learned of one: lengths by hyper-parameters, speeds by device type."""
+        return self._do(calls.job_class(name))
+
+    def forget_class(self, name: str) -> None:
+        return self._do(calls.forget_class(name))
 
     def cluster(self) -> Cluster:
         return self._do(calls.cluster())

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ from stretto.server import view as views
 from stretto.server.book import Active, Book
 from stretto.server.drivers import service as services
 from stretto.server.drivers.elastic import ElasticDriver
-from stretto.server.estimates import Estimates
+from stretto.server.estimates import Estimates, Known
+from stretto.server.expected import Expected, expected
+from stretto.server.lengths import Total
 from stretto.server.loop import Loop, Rules
 from stretto.server.memory import MemoryKeeper
 from stretto.server.notifying import Notifier
@@ -366,11 +368,25 @@ class Plane:
             lambda: self.store.events(job=number, after=after, limit=limit, newest_first=newest_first)
         )
 
-    def eta(self, number: int) -> float | None:
+    def expected(self, numbers: Iterable[int]) -> dict[int, Expected]:
+        """How long these jobs run; of those that have not ended and are no services."""
+        found = [self.book.jobs[number] for number in sorted(set(numbers) & self.book.jobs.keys())]
+        jobs = [active for active in found if not active.request.is_service]
+        if not jobs:
+            return {}
+        estimates = self.loop.estimates
+        view = views.snapshot(jobs, self.loop.cluster, estimates, self.clock(), {})
+        timed = [estimates.timed(active.row.shape) for active in jobs]
+        told = zip(jobs, expected(view, [_total(active) for active in jobs], timed), strict=True)
+        return {active.number: one for active, one in told}
+
+    def eta(self, number: int, told: Expected | None) -> float | None:
         """Seconds that a running job still needs at its speed; None where nobody knows."""
         active = self.book.active(number)
-        if active is None or active.progress.total is None or not active.progress.rate or not active.job.workers:
+        if active is None or not active.job.workers:
             return None
+        if active.progress.total is None or not active.progress.rate:
+            return told.left_s if told is not None and active.progress.total is None else None
         return max(0, active.progress.total - active.progress.steps) / active.progress.rate
 
     async def why(self, ref: str) -> Why:
@@ -385,6 +401,9 @@ class Plane:
         drained = sorted(cluster.drained)
         if drained and not job.workers and active is not None:
             text = f"{text}; drained {'nodes' if len(drained) > 1 else 'node'}: {', '.join(drained)}"
+        told = self.expected([job.number]).get(job.number)
+        if told is not None and not job.workers:
+            text = f"{text}; {told.text}"
         used = sum(len(a.job.workers) * a.job.width_milli for a in self.book) / 1000
         total = sum(node.devices for node in cluster.nodes if node.name not in cluster.drained)
         return Why(
@@ -401,6 +420,8 @@ class Plane:
                 "max_workers": job.max_workers,
                 "priority": active.request.priority if active else None,
                 "waited_s": round(job.waited_s, 3),
+                "expected_s": None if told is None or told.seconds is None else round(told.seconds, 3),
+                "expected_from": told.source if told is not None else None,
                 "devices_used": used,
                 "devices_total": total,
                 "leaving": sum(bool(worker.leaving) for worker in job.workers),
@@ -518,6 +539,26 @@ class Plane:
         await self.book.note("policy", by, name=name, options=options, placement=place)
         return self.policy()
 
+    # What was learned.
+
+    def classes(self) -> list[str]:
+        """Those of which something was learned."""
+        return self.loop.estimates.classes()
+
+    def known(self, klass: str) -> Known:
+        found = self.loop.estimates.known(klass)
+        if found is None:
+            raise NotFound(f"nothing was learned of a class {klass!r}", hint="`stretto class list` lists them all")
+        return found
+
+    async def forget_class(self, klass: str, by: str) -> None:
+        """As if no job of it had ever run; when this returns, for good."""
+        self.known(klass)
+        self.loop.estimates.forget_class(klass)
+        await asyncio.wrap_future(self.store.forget_learned(klass))
+        await self.book.note("forgot", by, klass=klass)
+        self.loop.wake(decide=True)
+
     # Workers and watchers.
 
     async def join(self, ref: str, socket: Socket) -> None:
@@ -578,6 +619,12 @@ class Plane:
 
 _ENDED = {"succeeded": "ended well", "failed": "failed", "cancelled": "been cancelled"}
 _DONE = {"cancel": "cancelled", "suspend": "suspended", "run": "resumed"}
+
+
+def _total(active: Active) -> Total:
+    """What is expected of one that `views` has just made a row of."""
+    total = active.progress.total
+    return active.row.prospect.total if total is None else Total(source="total")
 
 
 def _finite(seconds: float) -> float | None:

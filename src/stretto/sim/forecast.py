@@ -1,13 +1,15 @@
 """The simulator started from a live snapshot: when will each waiting job start, and each running one end?
 
-Jobs keep what they have: workers, attained service, age. What is left of them is what is known, else what the finished
-jobs of their class suggest. From there on the same policy code decides. Services keep the room they have now, and
-devices are only counted, not told apart by node.
+Jobs keep what they have: workers, attained service, age. What is left of them is what the snapshot says, else what
+finished jobs suggest; but of a length that the snapshot does not say the policy is told nothing here either, so that it
+orders jobs as it will. From there on the same policy code decides. Services keep the room they have now, and devices
+are only counted, not told apart by node.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from stretto.core import cycle, services
 from stretto.core.agenda import Agenda
 from stretto.core.cycle import CycleState
+from stretto.core.decision import Decision, Memory
 from stretto.core.estimate.remaining import expected_steps
 from stretto.core.policy import Policy
 from stretto.core.snapshot import FloatArray, Snapshot
@@ -52,7 +55,7 @@ def forecast(
 
 
 def _run(view: Snapshot, policy: Policy, state: CycleState, rules: cycle.Settings) -> tuple[FloatArray, FloatArray]:
-    engine = Engine(_trace(view), view.pools, view.nodes, policy, _settings(view))
+    engine = Engine(_trace(view), view.pools, view.nodes, _as_uncertain(policy, view), _settings(view))
     engine.machines.capacity = view.capacity
     engine.state, engine.history = state, view.history
     # Devices are only counted here.
@@ -72,6 +75,19 @@ def _run(view: Snapshot, policy: Policy, state: CycleState, rules: cycle.Setting
         # Nothing more will happen as things are (a drained cluster, say): what did until then is known.
         result = engine.result()
     return result.start_s, result.finish_s
+
+
+def _as_uncertain(policy: Policy, now: Snapshot) -> Policy:
+    """The policy, told as much of the lengths as it is now."""
+    unknown, sd = np.isnan(now.remaining), now.remaining_sd
+
+    def decide(view: Snapshot, memory: Memory, options: Any) -> Decision:
+        # Of the simulation a job's number is its row in the snapshot of now.
+        left = np.where(unknown[view.job], np.nan, view.remaining)
+        told = msgspec.structs.replace(view, remaining=left, remaining_sd=sd[view.job])
+        return policy.function(told, memory, options)
+
+    return msgspec.structs.replace(policy, function=decide, rule=None)
 
 
 def _trace(view: Snapshot) -> Trace:

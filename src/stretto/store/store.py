@@ -68,6 +68,9 @@ class Store:
     def put_learned(self, key: str, blob: bytes) -> Future[None]:
         return self._writer.submit(writing.Put(tables.learned, key, blob))
 
+    def forget_learned(self, key: str) -> Future[None]:
+        return self._writer.submit(writing.Drop(tables.learned, key))
+
     def job(self, number: int) -> Job | None:
         return self._read(reading.job, number)
 

@@ -225,6 +225,18 @@ class Put:
         batch.connection.execute(insert(self._table), {"key": self._key, "value": self._value})
 
 
+class Drop:
+    """Removes what is there under the key, if anything is."""
+
+    numbers: frozenset[int] = frozenset()
+
+    def __init__(self, table: Any, key: str) -> None:
+        self._table, self._key = table, key
+
+    def write(self, batch: Batch) -> None:
+        batch.connection.execute(delete(self._table).where(self._table.c.key == self._key))
+
+
 class Prune:
     """Retention: ended jobs with all that belongs to them, then events of no job; the oldest first."""
 

@@ -69,7 +69,7 @@ def left_of_all(mean_log: FloatArray, sd_log: FloatArray, done: FloatArray) -> t
 def left_of_hints(mean_log: FloatArray, sd_log: FloatArray, done: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The same where somebody has said how long: what has outlived that (the mean) lasts as long again."""
     mean, sd = left_of_all(mean_log, sd_log, done)
-    outlived = done >= np.exp(mean_log + sd_log**2 / 2)
+    outlived = done >= (1 - 1e-9) * np.exp(mean_log + sd_log**2 / 2)
     return np.where(outlived, done, mean), np.where(outlived, _LINDY_SD, sd)
 
 

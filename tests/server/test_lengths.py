@@ -1,0 +1,301 @@
+"""How long jobs are taken to be, and that everybody is told the same."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from machine import Machine, machine_of, play
+from test_deciding import NOW_S, active, cluster, decide, elastic, sizes
+
+from stretto.core.snapshot import Snapshot
+from stretto.jobs.model import Seat
+from stretto.server import lengths, view
+from stretto.server.book import Active
+from stretto.server.estimates import Estimates
+from stretto.server.expected import expected, span
+from stretto.sim.forecast import forecast
+
+
+def taught(*runs: tuple[float, dict[str, Any]], estimates: Estimates | None = None) -> Estimates:
+    """Classes whose jobs ran so many seconds on one device."""
+    estimates = estimates or Estimates()
+    for number, (seconds, fields) in enumerate(runs):
+        one = active(1000 + number, **fields)
+        estimates.ended(msgspec.structs.replace(one.job, device_s=seconds, ran_s=seconds), one.request)
+    return estimates
+
+
+def seen(jobs: list[Active], estimates: Estimates, where: Any = None) -> Snapshot:
+    return view.snapshot(jobs, where or cluster(4), estimates, NOW_S, {})
+
+
+def left_s(jobs: list[Active], estimates: Estimates) -> list[float]:
+    shown = seen(jobs, estimates)
+    return shown.remaining_s(shown.min_workers).tolist()
+
+
+def ran(job: Active, seconds: float, steps: int = 0) -> Active:
+    """The job, after so much time on its target."""
+    held_s = seconds * len(job.target) * job.job.width_milli / 1000
+    job.job = msgspec.structs.replace(job.job, ran_s=seconds, device_s=held_s, changed_s=NOW_S, starts=1)
+    job.progress.steps = steps
+    return job
+
+
+SEAT = (Seat("node-0", (0,)),)
+
+
+def test_from_the_best_source_that_there_is() -> None:
+    estimates = taught((6.0, {"name": "known"}), (6.0, {"name": "known"}), (6.1, {"name": "known"}))
+    told = active(1, SEAT, name="known", expect="1h")
+    told.progress.total, told.progress.steps = 50, 20
+    jobs = [
+        told, active(2, name="known", expect="1h"), active(3, name="new", expect="1h"),
+        active(4, name="steps", expect="5000 steps"), active(5, name="nobody"),
+    ]  # fmt: skip
+    shown = seen(jobs, estimates)
+    assert shown.remaining[0] == 30.0
+    assert shown.remaining_s(shown.min_workers)[1:3].tolist() == pytest.approx([6.03, 3600.0], rel=0.02)
+    assert shown.remaining[3] == pytest.approx(5000.0)
+    assert math.isnan(shown.remaining[4])
+    exact, klass, hint = shown.remaining_sd[:3].tolist()
+    assert exact == 0
+    assert 0 < klass < 0.2 < hint
+
+
+def test_a_class_that_says_nothing_gives_way_to_its_user() -> None:
+    estimates = taught(*((seconds, {"name": "wild"}) for seconds in (1.0, 1000.0, 5.0, 40_000.0, 2.0)))
+    assert left_s([active(1, name="wild", expect="2h")], estimates) == pytest.approx([7200.0])
+
+
+def test_an_expected_time_is_one_at_the_size_asked_for() -> None:
+    jobs = [active(1, workers=4, expect="10m", **elastic(2, 8)), active(2, workers=4, expect="10m")]
+    assert left_s(jobs, Estimates()) == pytest.approx([1200.0, 600.0])
+
+
+def test_the_same_work_on_other_minimums() -> None:
+    """Of jobs that tell no steps: twice the workers are twice as fast."""
+    estimates = taught(*((120.0, {"name": "a", **elastic(1, 4)}),) * 3)
+    assert left_s([active(1, name="a", **elastic(4, 4))], estimates) == pytest.approx([30.0], rel=0.02)
+
+
+@pytest.mark.parametrize(("came_s", "least_s", "most_s"), [(0.0, 99, 101), (50.0, 49, 51), (1000.0, 900, 1100)])
+def test_what_was_outlived_corrects_what_is_left(came_s: float, least_s: float, most_s: float) -> None:
+    estimates = taught(*((100.0, {"name": "a"}),) * 5)
+    job = ran(active(1, SEAT, name="a"), came_s)
+    assert least_s < left_s([job], estimates)[0] < most_s
+
+
+@pytest.mark.parametrize("times", [1.0, 1.5, 10.0])
+def test_who_outlives_a_hint_lasts_as_long_again(times: float) -> None:
+    job = ran(active(1, SEAT, expect="100s"), 100.0 * times)
+    shown = seen([job], Estimates())
+    assert shown.remaining_s(shown.min_workers)[0] == pytest.approx(100.0 * times)
+    assert shown.remaining_sd[0] >= 1.0
+
+
+def test_steps_whose_speed_nobody_measured_do_not_age_a_job() -> None:
+    """A job of a class of 10 s jobs has told 300 steps in its first second."""
+    estimates = taught(*((10.0, {"name": "quick"}),) * 3)
+    job = ran(active(1, SEAT, name="quick"), 1.0, steps=300)
+    assert left_s([job], estimates) == pytest.approx([9.0], rel=0.05)
+    estimates.observe(1, "cpu", 1, 1 / 60)
+    assert left_s([job], estimates) == pytest.approx([5.0], rel=0.05)
+
+
+def test_a_class_that_tells_its_steps_is_counted_in_steps() -> None:
+    """On faster devices the same steps take less time."""
+    estimates = Estimates()
+    for number in range(3):
+        one = active(1000 + number, name="net")
+        for _ in range(5):
+            estimates.observe(one.number, "cpu", 1, 0.1)
+        estimates.ended(msgspec.structs.replace(one.job, steps=200, device_s=25.0), one.request)
+    job = active(1, name="net")
+    shown = seen([job], estimates)
+    assert shown.remaining[0] == pytest.approx(200.0, rel=0.01)
+    assert shown.remaining_s(shown.min_workers)[0] == pytest.approx(20.0, rel=0.05)
+
+
+def test_jobs_without_devices_have_lengths_too() -> None:
+    none = {"resources": {"gpu": 0, "cpu": 1}, "name": "cpu"}
+    estimates = Estimates()
+    for number in range(3):
+        one = active(1000 + number, **none)
+        estimates.ended(msgspec.structs.replace(one.job, ran_s=60.0), one.request)
+    fresh, running = active(1, **none), ran(active(2, SEAT, **none), 20.0)
+    assert left_s([fresh, running], estimates) == pytest.approx([60.0, 40.0], rel=0.05)
+
+
+# Hyper-parameters.
+
+
+def test_a_new_number_of_epochs_is_foreseen() -> None:
+    runs = [(30.0 * epochs, {"name": "net", "hyperparameters": {"epochs": epochs}}) for epochs in (1, 2, 4, 8, 16)]
+    estimates = taught(*runs)
+    jobs = [active(n, name="net", hyperparameters={"epochs": epochs}) for n, epochs in ((1, 3), (2, 12), (3, 32))]
+    assert left_s(jobs, estimates) == pytest.approx([90.0, 360.0, 960.0], rel=0.1)
+    assert (seen(jobs, estimates).remaining_sd < 0.2).all()
+
+
+def test_hyperparameters_that_came_later_count_though_earlier_runs_had_none() -> None:
+    old = [(500.0, {"name": "net"})] * 20
+    new = [(30.0 * epochs, {"name": "net", "hyperparameters": {"epochs": epochs}}) for epochs in (1, 2, 4, 8)]
+    estimates = taught(*old, *new)
+    jobs = [active(1, name="net", hyperparameters={"epochs": 3}), active(2, name="net")]
+    asked, without = left_s(jobs, estimates)
+    assert asked == pytest.approx(90.0, rel=0.15)
+    assert without > 300
+
+
+# What is kept, and forgotten.
+
+
+def test_what_an_older_version_wrote_is_read() -> None:
+    blob = b'{"curves":{},"ended":[[1,10.0,100.0],[2,20.0,110.0],[3,30.0,105.0]]}'
+    estimates = Estimates({"old": blob})
+    assert left_s([active(9, name="old", **elastic(2, 4))], estimates) == pytest.approx([105.0], rel=0.02)
+    assert len(seen([], estimates).history) == 3
+    one = active(10, name="old", hyperparameters={"epochs": 3, "model": "a"}, **elastic(2, 4))
+    again = Estimates({"old": estimates.ended(msgspec.structs.replace(one.job, device_s=200.0), one.request)})
+    known = again.known("old")
+    assert known is not None
+    assert [run.least for run in known.ended] == [0, 0, 0, 2]
+    assert known.ended[-1].hyperparameters == {"epochs": 3.0, "model": "a"}
+    assert known.ended[-1].size_s == 100.0
+
+
+def test_a_class_that_learns_or_is_forgotten_changes_jobs_that_wait() -> None:
+    estimates = taught(*((10.0, {"name": "a"}),) * 4)
+    job, other = active(1, name="a"), active(2, name="a", expect="1h")
+    assert left_s([job, other], estimates) == pytest.approx([10.0, 10.0], rel=0.01)
+    taught(*((20.0, {"name": "a"}),) * 40, estimates=estimates)
+    assert left_s([job, other], estimates) == pytest.approx([20.0, 20.0], rel=0.3)
+    estimates.forget_class("a")
+    unknown, hint = left_s([job, other], estimates)
+    assert math.isnan(unknown)
+    assert hint == pytest.approx(3600.0)
+    assert len(seen([job], estimates).history) == 0
+
+
+def test_a_long_queue_of_one_class_is_renewed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody is left out, or has no estimate meanwhile."""
+    monkeypatch.setattr(lengths, "_AT_ONCE", 10)
+    estimates = taught(*((10.0, {"name": "a", "hyperparameters": {"i": i}}) for i in range(3)))
+    jobs = [active(n, name="a", hyperparameters={"i": n}) for n in range(1, 31)]
+    assert not np.isnan(left_s(jobs, estimates)).any()
+    taught(*((30.0, {"name": "a", "hyperparameters": {"i": i}}) for i in range(60)), estimates=estimates)
+    for renewed in (10, 20, 30):
+        assert sum(np.array(left_s(jobs, estimates)) > 15) == renewed
+
+
+# The same for everybody.
+
+
+@pytest.mark.parametrize("policy", ["srtf", "srjf", "srsf", "elastic-srtf"])
+def test_the_shorter_class_goes_first_and_the_forecast_says_so(policy: str) -> None:
+    from stretto import plugins
+
+    estimates = taught(*((1.0, {"name": "short"}),) * 3, *((6.0, {"name": "long"}),) * 3)
+    jobs = [active(1, name="long", workers=4), active(2, name="short", workers=4)]
+    verdicts, _ = decide(jobs, cluster(4), policy, estimates=estimates)
+    assert sizes(verdicts) == {1: 0, 2: 4}
+    told = forecast(seen(jobs, estimates), plugins.find(policy, {}))
+    assert told.start_s[1] == 0 < told.start_s[0]
+
+
+def test_in_a_forecast_too_lengths_that_nobody_knows_are_unknown() -> None:
+    """Under srtf such a job goes last, however short it is supposed to be then."""
+    from stretto import plugins
+
+    estimates = taught(*((500.0, {"name": "long"}),) * 3)
+    jobs = [active(1, name="who-knows", workers=4), active(2, name="long", workers=4)]
+    policy = plugins.find("srtf", {})
+    verdicts, _ = decide(jobs, cluster(4), "srtf", estimates=estimates)
+    told = forecast(seen(jobs, estimates), policy)
+    assert sizes(verdicts) == {1: 0, 2: 4}
+    assert told.start_s[1] == 0 < told.start_s[0]
+
+
+def test_what_people_are_told() -> None:
+    estimates = taught(*((6.0, {"name": "known"}),) * 5)
+    jobs = [
+        active(1, name="known", workers=1),
+        active(2, expect="2h", **elastic(1, 4)),
+        active(3),
+        active(4, expect="9 steps"),
+    ]
+    shown = seen(jobs, estimates)
+    told = expected(shown, [job.row.prospect.total for job in jobs], [False] * 4)
+    assert told[0].text == "expected to run 6 s (5 earlier runs of its class)"
+    assert (told[0].source, told[0].runs) == ("class", 5)
+    assert told[0].seconds == told[0].left_s == pytest.approx(6.0, rel=0.01)
+    assert told[1].text == "expected to run 120 min (as its job file says)"
+    assert told[1].seconds == pytest.approx(7200.0)
+    assert (told[2].source, told[2].seconds, told[2].sd) == ("unknown", None, None)
+    assert (told[3].source, told[3].seconds) == ("hint", None)
+
+
+def test_times_as_people_say_them() -> None:
+    said = [span(seconds) for seconds in (0.42, 6.0, 61.0, 600.0, 7300.0, 90_000.0, 1e6)]
+    assert said == ["0.42 s", "6 s", "61 s", "10 min", "2 h", "25 h", "12 d"]
+
+
+async def teach(m: Machine, name: str, seconds: float, **fields: Any) -> None:
+    """A class whose jobs take so long, though nobody waits for them."""
+    for _ in range(5):
+        job = await m.submit("true", name=name, **fields)
+        await m.ended(job)
+    estimates = m.plane.loop.estimates
+    estimates.forget_class(name)
+    taught(*((seconds, {"name": name, **fields}),) * 5, estimates=estimates)
+
+
+def test_the_loop_the_forecast_and_why_agree(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x1", policy="srtf") as m:
+            await teach(m, "short", 1.0)
+            await teach(m, "long", 6.0)
+            busy = await m.submit(f"until [ -e {gate} ]; do sleep 0.02; done", name="busy", expect="100ms")
+            await m.running(busy, 1)
+            order = tmp_path / "order"
+            late = await m.submit(f"echo long >> {order}", name="long")
+            early = await m.submit(f"echo short >> {order}", name="short")
+            why = await m.plane.why(late.id)
+            while "earlier" not in why.text:
+                await asyncio.sleep(0.01)
+                why = await m.plane.why(late.id)
+            assert why.text.endswith("; expected to run 6 s (5 earlier runs of its class)")
+            assert (why.facts["expected_s"], why.facts["expected_from"]) == (pytest.approx(6.0, rel=0.01), "class")
+            told = {one.job: one for one in await m.plane.forecast()}
+            starts = [told[job.number].start_s for job in (early, late)]
+            gate.touch()
+            await m.ended(early)
+            await m.ended(late)
+            assert order.read_text().split() == ["short", "long"]
+            assert None not in starts
+            assert starts == sorted(starts)  # type: ignore[type-var]
+
+    play(story())
+
+
+def test_what_is_forgotten_stays_forgotten(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            await m.ended(await m.submit("true", name="a"))
+            await m.ended(await m.submit("echo 1 / 2"))
+            assert m.plane.classes() == ["a", "echo 1 / 2"]
+            await m.plane.forget_class("a", "me")
+            assert m.plane.classes() == ["echo 1 / 2"]
+        async with machine_of(tmp_path) as m:
+            assert m.plane.classes() == ["echo 1 / 2"]
+
+    play(story())
