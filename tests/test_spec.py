@@ -30,6 +30,7 @@ resources: {gpu: 0.25, gpu_memory: 4Gi, gpu_type: [v100, a100], cpu: 500m, memor
 roles:
   ps: {count: 2, run: python ps.py, resources: {gpu: 0, cpu: 1}}
 deadline: 1h30m
+expect: 2h
 after: [prepare]
 stop: {after: 4h, grace: 10s}
 checkpoint: {dir: ./ckpt, every: 5m, keep: 2}
@@ -53,6 +54,17 @@ def test_only_run_is_needed() -> None:
     assert request.level == "rigid"
     assert request.deadline_s == math.inf
     assert request.klass == "python train.py"
+
+
+def test_what_a_length_depends_on_in_the_units_of_the_core() -> None:
+    fields = {"model": "m" * 100, "epochs": 10, "amp": True, "vast": 10**400, "lr": 1e-3}
+    request = spec.load({"run": "x", "hyperparameters": fields, "expect": "5000 steps"}).request()
+    kept = dict(request.hyperparameters)
+    assert kept == {"amp": 1.0, "epochs": 10.0, "lr": 1e-3, "model": "m" * 64, "vast": "beyond all numbers"}
+    assert (request.expect_s, request.expect_steps) == (0.0, 5000)
+    assert spec.load("run: x\nexpect: 1h30m").request().expect_s == 5400.0
+    many = {f"p{i}": i for i in range(1000)}
+    assert len(spec.load({"run": "x", "hyperparameters": many}).request().hyperparameters) == 32
 
 
 def test_a_full_file_in_the_units_of_the_core() -> None:
@@ -210,6 +222,12 @@ def test_the_message_reads_well(tmp_path: Path) -> None:
         ("run: x\nenv: {1A: b}", 2, "env", "not the name of a variable"),
         ("run: x\nnotify: ftp://x", 2, "notify.0", "https://"),
         ("run: x\nhyperparameters: {a: [1]}", 2, "hyperparameters", "plain value"),
+        ("run: x\nexpect: 5000 stpes", 2, "expect", "write a time such as 30m or 2h, or a number of steps"),
+        ("run: x\nexpect: 0 steps", 2, "expect", "at least 1 step"),
+        ("run: x\nexpect: -1", 2, "expect", "above 0"),
+        ("run: x\nexpect: {steps: 5}", 2, "expect", "such as 5000 steps"),
+        ("run: x\nexpect: 2h\nservice: {port: 1}", 2, "expect", "does not go with a service"),
+        ("run: x\nduration: 2h", 2, "duration", "did you mean 'expect'"),
         ("run: x\nroles: {PS: {}}", 2, "roles.PS", "is not a name"),
         ("run: x\nroles: {ps: {cout: 2}}", 2, "roles.ps.cout", "did you mean 'count'"),
         ("run: x\ncommand: y", 2, "command", "keep one"),
@@ -327,6 +345,7 @@ def test_any_mapping_too(fields: dict[str, Any]) -> None:
                 },
             ),
             "deadline": st.sampled_from(["1h", 5, "1.5d"]),
+            "expect": st.sampled_from(["2h", 90, 0.5, "5000 steps", "1step"]),
             "env": st.just({"A": "1"}),
             "hyperparameters": st.just({"epochs": 3}),
         },

@@ -172,6 +172,23 @@ def test_policy(stretto: Line) -> None:
     assert stretto.json("policy", "get") == before
 
 
+def test_classes(stretto: Line) -> None:
+    text = "name: learned\nrun: 'true'\nhyperparameters: {epochs: 3}\n"
+    stretto("submit", "--wait", "-", text=text)
+    assert stretto("class", "list", "--name", "lear*").splitlines()[1].split()[:2] == ["learned", "1"]
+    shown = stretto("class", "show", "learned")
+    assert "epochs=3" in shown
+    assert stretto.json("class", "show", "learned")["variants"][0]["runs"] == 1
+    number = stretto("submit", "-q", "-", text="name: learned\nrun: [sleep, '600']\nexpect: 1h\n").strip()
+    assert "(1 earlier run of its class)" in stretto("show", number)
+    assert stretto.json("why", number)["facts"]["expected_from"] == "class"
+    assert stretto("class", "forget", "learned") == "class learned is forgotten\n"
+    assert "(as its job file says)" in stretto("show", number)
+    stretto("cancel", number)
+    assert "learned" in stretto("class", "show", "learned", code=5)
+    assert stretto("class", "show", "..", code=2)
+
+
 def test_forecast(stretto: Line, job: str) -> None:
     assert job in [str(entry["job"]) for entry in stretto.json("forecast")["items"]]
     assert stretto("forecast").splitlines()[0].split() == ["JOB", "NAME", "PHASE", "WORKERS", "STARTS", "ENDS"]

@@ -97,6 +97,25 @@ def test_the_cluster(server: Server) -> None:
         assert not list(stretto.jobs(name="never"))
 
 
+def test_what_was_learned(server: Server) -> None:
+    run = "echo 'a/b ü'"
+    with server.client() as stretto:
+        stretto.run({"run": run, "hyperparameters": {"epochs": 3}}, timeout_s=DEADLINE_S)
+        assert [one.name for one in stretto.classes("echo 'a/b*")] == [run]
+        assert stretto.job_class(run)["variants"][0]["hyperparameters"] == {"epochs": 3.0}
+
+    async def play() -> None:
+        async with AsyncClient(data=server.data) as stretto:
+            assert [one.name for one in await stretto.classes("echo 'a/b*")] == [run]
+            assert (await stretto.job_class(run)).runs == 1
+            await stretto.forget_class(run)
+            assert await stretto.classes("echo 'a/b*") == []
+            with pytest.raises(NotFound):
+                await stretto.job_class(run)
+
+    asyncio.run(play())
+
+
 def test_tokens(server: Server) -> None:
     with server.client() as stretto:
         made = stretto.create_token("ann", "viewer")

@@ -71,6 +71,7 @@ def test_everything_at_once() -> None:
         level="restart",
         resources={"gpu": 2, "gpuMemory": "40Gi", "gpuType": ["a100", "h100"], "cpu": "1500m", "memory": "4Gi"},
         deadline="1h30m",
+        expect="2h",
         after=["prepare"],
         stop={"after": 90, "grace": "10s"},
         retries=1,
@@ -84,6 +85,7 @@ def test_everything_at_once() -> None:
     assert (request.width_milli, request.cpu_milli, request.memory_mib) == (2000, 1500, 4096)
     assert (request.gpu_memory_mib, request.pools) == (2 * 40 * 1024, ("a100", "h100"))
     assert (request.deadline_s, request.level, request.priority) == (5400.0, "restart", 60)
+    assert (request.expect_s, request.hyperparameters) == (7200.0, (("amp", 1.0), ("batchSize", 256.0)))
     assert (file.stop.after, file.stop.grace, file.after) == (90.0, 10.0, ("prepare",))
     assert (file.checkpoint.dir, file.checkpoint.every, file.checkpoint.keep) == ("/ckpt", 300.0, 2)
     assert file.hyperparameters == {"batchSize": 256, "amp": True}

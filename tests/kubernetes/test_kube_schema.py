@@ -196,17 +196,20 @@ def test_schema_and_model_refuse_the_same(spec: dict[str, Any]) -> None:
         job_file({"metadata": {"name": "a"}, "spec": given})
 
 
-def test_what_we_write_the_schema_accepts() -> None:
+@pytest.mark.parametrize("expect", ["2h", 0.5, "5000 steps"])
+def test_what_we_write_the_schema_accepts(expect: str | float) -> None:
     full = load(
         {
             "name": "mnist", "queue": "team-a", "priority": 60, "run": "python train.py", "setup": ["pip", "install"],
             "workdir": "/x", "env": {"LR": "1"}, "image": "y", "workers": 4, "elastic": {"max": 8, "step": "pow2"},
             "level": "restart", "resources": {"gpu": 2, "gpu_memory": "4Gi", "gpu_type": "a", "cpu": 0.5},
-            "deadline": "1.5h", "after": "b", "stop": {"after": 0.5, "grace": "1ms"}, "retries": 0,
+            "deadline": "1.5h", "expect": expect, "after": "b", "stop": {"after": 0.5, "grace": "1ms"}, "retries": 0,
             "checkpoint": {"dir": "c", "every": "5m", "keep": 2}, "hyperparameters": {"a": 1.5}, "labels": {"k": "v"},
         }
     )  # fmt: skip
-    assert accepts(elastic_job(full)["spec"])
+    made = elastic_job(full)
+    assert accepts(made["spec"])
+    assert job_file(made).expect == full.expect
 
 
 # Rules in CEL: no server here has them, so only their shape is looked at.
