@@ -36,6 +36,9 @@ def test_what_is_durable_is_found_by_the_next_server(place: Place, opened: Opene
     futures = [store.append(entries) for entries in lives]
     done(store.put_setting("policy", {"name": "srtf", "options": [1, 2.5, None]}))
     done(store.put_learned("resnet", b"\x00\xff curve"))
+    done(store.put_learned("bert / large", b"1"))
+    done(store.forget_learned("bert / large"))
+    done(store.forget_learned("never heard of"))
     seqs = [seq for future in futures for seq in done(future)]
     assert seqs == list(range(1, len(seqs) + 1))
     store.close()

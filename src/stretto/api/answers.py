@@ -17,7 +17,7 @@ from stretto.core.estimate.curve import Curve
 from stretto.jobs import events as e
 from stretto.jobs.model import Job, Level, Phase, Wish
 from stretto.server.book import Active
-from stretto.server.classes import Class, ClassDetails
+from stretto.server.classes import Class, ClassSummary
 from stretto.server.expected import Expected
 from stretto.server.plane import Foreseen, Plane, PolicyInfo, Why
 from stretto.store import Role, Token
@@ -211,8 +211,8 @@ SHAPES: dict[str, Any] = {
     "Node": NodeAnswer,
     "Policy": PolicyInfo,
     "Forecast": ForecastAnswer,
-    "Class": ClassDetails,
-    "ClassList": List[Class],
+    "Class": Class,
+    "ClassList": List[ClassSummary],
     "Cluster": ClusterAnswer,
     "TokenList": List[TokenAnswer],
     "NewToken": NewTokenAnswer,

@@ -29,7 +29,7 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
     """The middle; None: they did not tell."""
 
 
-class Class(Runs, frozen=True, kw_only=True):
+class ClassSummary(Runs, frozen=True, kw_only=True):
     name: str
     last_s: float | None
     """When the latest of them was submitted."""
@@ -56,25 +56,25 @@ class Speeds(msgspec.Struct, frozen=True, kw_only=True):
     sizes: list[Size]
 
 
-class ClassDetails(Class, frozen=True, kw_only=True):
+class Class(ClassSummary, frozen=True, kw_only=True):
     variants: list[Variant]
     """The most frequent first."""
     speeds: list[Speeds]
 
 
-def summary(name: str, known: Known) -> Class:
+def summary(name: str, known: Known) -> ClassSummary:
     last_s = max((run.submit_s for run in known.ended), default=None)
     devices = tuple(sorted(pool for pool, history in known.curves.items() if history.curve.workers))
     runs = _together(known.ended)
-    return Class(**msgspec.structs.asdict(runs), name=name, last_s=last_s, devices=devices)
+    return ClassSummary(**msgspec.structs.asdict(runs), name=name, last_s=last_s, devices=devices)
 
 
-def details(name: str, known: Known) -> ClassDetails:
+def details(name: str, known: Known) -> Class:
     speeds = [
         Speeds(device=pool, sizes=_sizes(known.curves[pool].curve)) for pool in summary(name, known).devices
     ]  # fmt: skip
     about = msgspec.structs.asdict(summary(name, known))
-    return ClassDetails(**about, variants=_variants(known.ended), speeds=speeds)
+    return Class(**about, variants=_variants(known.ended), speeds=speeds)
 
 
 def _together(runs: Sequence[Ended]) -> Runs:

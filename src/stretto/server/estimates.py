@@ -27,6 +27,8 @@ from stretto.server.lengths import Ended, Learned, Lengths
 _SETTLED_STEPS = 64
 """After so many steps at a size more of them change little."""
 _MOST_RUNS = 200
+_MOST_BYTES = 2**16
+"""Of what is stored of a class; all together must fit into one object of Kubernetes."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -106,11 +108,15 @@ class Estimates:
         by_pool = dict(known.curves)
         for pool, curve in self._own.get(job.number, {}).items():
             by_pool[pool] = learn(by_pool.get(pool, ClassHistory()), {}, math.nan, curve)
-        self._known[klass] = known = Known(by_pool, (*known.ended, self._run(job, request))[-_MOST_RUNS:])
+        known = Known(by_pool, (*known.ended, self._run(job, request))[-_MOST_RUNS:])
+        while len(stored := msgspec.json.encode(known)) > _MOST_BYTES and len(known.ended) > 1:
+            # Runs with long hyper-parameters: rather fewer of them.
+            known = Known(by_pool, known.ended[len(known.ended) // 2 :])
+        self._known[klass] = known
         self.klass(klass)
         self._renew(klass)
         self.forget(job.number)
-        return msgspec.json.encode(known)
+        return stored
 
     def known(self, klass: str) -> Known | None:
         """What was learned of a class; None: nothing."""

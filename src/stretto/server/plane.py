@@ -402,7 +402,7 @@ class Plane:
         if drained and not job.workers and active is not None:
             text = f"{text}; drained {'nodes' if len(drained) > 1 else 'node'}: {', '.join(drained)}"
         told = self.expected([job.number]).get(job.number)
-        if told is not None and not job.workers:
+        if told is not None and not job.workers and (told.source != "unknown" or self._needs_lengths):
             text = f"{text}; {told.text}"
         used = sum(len(a.job.workers) * a.job.width_milli for a in self.book) / 1000
         total = sum(node.devices for node in cluster.nodes if node.name not in cluster.drained)
@@ -428,6 +428,10 @@ class Plane:
                 "trouble": self.loop.trouble or self.book.trouble or self._lost,
             },
         )
+
+    @property
+    def _needs_lengths(self) -> bool:
+        return "length" in self.loop.rules.policy.traits.uses
 
     async def forecast(self) -> list[Foreseen]:
         """When each waiting job will start and each running one end, if nothing else comes."""

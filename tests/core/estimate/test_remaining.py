@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strategies import job, snapshots, view_of
 from stretto.core.estimate.curve import Curve, observe
 from stretto.core.estimate.history import Length
-from stretto.core.estimate.remaining import expected_steps, left_of, mean_left_s, remaining
+from stretto.core.estimate.remaining import expected_steps, left_of, left_of_hints, mean_left_s, remaining
 from stretto.core.snapshot import History, Snapshot
 
 
@@ -52,6 +52,15 @@ def test_a_wide_estimate_grows_when_it_is_outlived() -> None:
     """Of a log-normal with a heavy tail more is expected to be left the longer it lasts."""
     wide = Length(0.0, 1.5, "nothing")
     assert left_of(wide, 10.0)[0] > left_of(wide, 1.0)[0]
+
+
+def test_a_hint_is_its_mean_and_who_outlives_it_lasts_as_long_again() -> None:
+    sd = np.full(4, 0.7)
+    mean_log = np.log(np.full(4, 100.0)) - sd**2 / 2
+    left, spread = left_of_hints(mean_log, sd, np.array([0.0, 50.0, 100.0, 700.0]))
+    assert left[[0, 2, 3]].tolist() == pytest.approx([100.0, 100.0, 700.0])
+    assert 50 < left[1] < 100
+    assert spread[0] < spread[2] == spread[3] == 1.0
 
 
 @given(st.floats(-5, 20), st.floats(0.05, 2.0), st.floats(0, 1e9))
