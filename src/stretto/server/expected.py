@@ -46,10 +46,10 @@ def expected(view: Snapshot, totals: Sequence[Total], timed: Sequence[bool]) -> 
 
 
 def _expected(seconds: float, left_s: float, sd: float, total: Total, timed: bool) -> Expected:
+    if not timed and total.on == 0 and total.source != "unknown":
+        return Expected(source=total.source, runs=total.runs, text=_NOT_YET)
     if not math.isfinite(left_s):
         return Expected(text=_NOBODY)
-    if not timed and total.on == 0:
-        return Expected(sd=sd, source=total.source, runs=total.runs, text=_NOT_YET)
     text = _sentence(seconds, total.source, total.runs)
     return Expected(seconds=seconds, left_s=left_s, sd=sd, source=total.source, runs=total.runs, text=text)
 

@@ -262,10 +262,12 @@ def tell(
 ) -> None:
     """Write `remaining` and `remaining_sd` for the jobs whose workers have not said them.
 
-    `timed`: whether the speed of the job in that row was ever measured. Of one whose was not, the steps it told do not
-    say how far it has come; its time does.
+    `timed`: whether the speed of the job in that row was ever measured. Of one whose was not, a number of steps does
+    not say how long it is, and the steps it told do not say how far it has come; its time does.
     """
     at = np.flatnonzero(np.isnan(columns["remaining"]) & ~np.isnan(known.mean_log))
+    if (known.on[at] == 0).any():
+        at = at[[on > 0 or timed(j) for j, on in zip(at.tolist(), known.on[at].tolist(), strict=True)]]
     if not len(at):
         return
     on = known.on[at]

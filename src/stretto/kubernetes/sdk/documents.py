@@ -93,6 +93,7 @@ def job(found: ElasticJob, own: Iterable[Pod] = ()) -> Job:
         rate_timed=False,
         speeds=_speeds(kept.get("speeds")),
         eta_s=None,
+        expected=None,
         metrics={},
         **{name: float(kept.get(name) or 0.0) for name in _SPANS},
         **{name: int(kept.get(name) or told.get(name) or 0) for name in _COUNTED},
