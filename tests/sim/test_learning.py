@@ -60,7 +60,8 @@ def believed(speeds: list[float], seen: list[int], world: Settings) -> list[floa
     for turn, n in enumerate([*seen, 0]):
         start_s = turn * 10_000.0
         one = job(rate=[0.0, *speeds], max_workers=top, workers=n, changed_s=start_s)
-        found = learns.seen(view_of(16, [one], now_s=start_s + 9_999.0))
+        view = view_of(16, [one], now_s=start_s + 9_999.0)
+        found = learns.seen(view, view.rate(view.workers))
     rates: list[float] = found.rates[0, found.curve[0], 1 : top + 1].tolist()
     return rates
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from stretto.core import exploring
+from stretto.core.estimate import belief
 from stretto.core.estimate import curve as curves
 from stretto.core.estimate.curve import Curve, Window
 from stretto.core.estimate.history import ClassHistory, learn
@@ -198,23 +199,18 @@ class Estimates:
         return [shape if shape.job in own else shape[1:] if shape.klass in known else shape[2:] for shape in shapes]
 
     def _believed(self, shape: Shape, pools: tuple[str, ...]) -> FloatArray:
-        """[pool, workers]: measured where it was; elsewhere as the formula has it, which is optimistic."""
+        """[pool, workers]: as `core.estimate.belief` has it. A job of which nothing is known begins on its minimum,
+        unless its resizes are dear."""
         own = self._own.get(shape.job, {})
         known = self._known.get(shape.klass, Known()).curves
-        priors = [known.get(pool, ClassHistory()).curve for pool in pools]
-        seen = [*own.values(), *priors]
-        widest = max((curve.widest for curve in seen), default=0)
-        top = curves.cap(widest, shape.high, shape.low) if shape.cautious and widest else shape.high
-        believed = np.zeros((len(pools), shape.high + 1))
-        for p, pool in enumerate(pools):
-            if shape.pools and pool not in shape.pools:
-                continue
-            mine, prior = own.get(pool, Curve()), priors[p]
-            if not mine.workers and not prior.workers:
-                prior = next((curve for curve in seen if curve.workers), Curve())
-            row = curves.rates(mine, top, prior)
-            believed[p] = row[np.minimum(np.arange(shape.high + 1), top)]
-        return believed
+        return belief.believed(
+            [own.get(pool, Curve()) for pool in pools],
+            [known.get(pool, ClassHistory()).curve for pool in pools],
+            shape.low,
+            shape.high,
+            first=shape.high if shape.cautious else shape.low,
+            useless=[p for p, pool in enumerate(pools) if shape.pools and pool not in shape.pools],
+        )
 
     def _learned(self, klass: str) -> Learned:
         known = self._known.get(klass)

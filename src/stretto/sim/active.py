@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray
+from stretto.sim import contention, levels
 from stretto.sim.trace import Trace
 from stretto.sim.world import Settings
 
@@ -30,6 +31,7 @@ class Tally:
     def __init__(self, jobs: int) -> None:
         self.start_s, self.finish_s = np.full(jobs, np.nan), np.full(jobs, np.nan)
         self.gpu_s, self.paused_s = np.zeros(jobs), np.zeros(jobs)
+        self.lost_s, self.lost_to_failures_s = np.zeros(jobs), np.zeros(jobs)
         self.preemptions, self.resizes = np.zeros(jobs, np.int64), np.zeros(jobs, np.int64)
         self.rejected = np.zeros(jobs, np.bool_)
 
@@ -37,9 +39,17 @@ class Tally:
 class Active:
     """Columns named after those of the snapshot hold the same, up to the last change where they count time."""
 
-    def __init__(self, trace: Trace, settings: Settings, nodes: int) -> None:
-        """`nodes`: how many are told apart; 0 where GPUs are only counted."""
-        self.trace, self.settings, self.nodes = trace, settings, nodes
+    def __init__(self, trace: Trace, settings: Settings, devices: IntArray | None = None) -> None:
+        """`devices`: GPUs of each node, where nodes are told apart; None where GPUs are only counted."""
+        nodes = 0 if devices is None else len(devices)
+        self.trace, self.settings, self.nodes, self.devices = trace, settings, nodes, devices
+        self.stakes = levels.stakes(trace, settings)
+        self.crowded = bool(nodes and settings.contention)
+        """Whether neighbours slow each other down."""
+        self.columns = _COLUMNS + ("unsaved", "unsaved_s") * (self.stakes is not None) + ("slowed",) * self.crowded
+        self.start_cost_s = levels.column_s(trace.start_s, settings.start_s, len(trace))
+        """What a start costs each job of the trace, and a resize."""
+        self.resize_cost_s = levels.column_s(trace.resize_s, settings.resize_s, len(trace))
         self.arrived = self.ended = 0
         self.tally = Tally(len(trace))
         ints, floats = np.empty(0, np.int64), np.empty(0)
@@ -52,6 +62,10 @@ class Active:
         self.left = floats
         """Work of its phase that was left at `anchor_s`, when progress began after the pause of a change."""
         self.anchor_s, self.rate, self.finish_s = floats, floats, floats
+        self.unsaved, self.unsaved_s = floats, floats
+        """Steps, and seconds of progress, since the last checkpoint at `anchor_s`; where stops lose work."""
+        self.slowed = floats
+        """The part of its own speed that its neighbours leave a job; where they do."""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -78,9 +92,9 @@ class Active:
             "started_s": np.full(count, np.nan),
             "placed": np.zeros((count, self.nodes), np.int64),
             "curve": np.array([phases[r][1][0] for r in rows], np.int64) if phases else self.trace.curve[rows],
-            "wanted": zeros,
+            "wanted": zeros, "unsaved": zero, "unsaved_s": zero, "slowed": np.ones(count),
         }  # fmt: skip
-        for name in _COLUMNS:
+        for name in self.columns:
             setattr(self, name, np.concatenate((getattr(self, name), fresh[name])))
         return True
 
@@ -107,8 +121,10 @@ class Active:
         self.tally.gpu_s[rows] = self.gpu_s[gone] + span_s * self.workers[gone] * self.trace.width[rows] / GPU
         self.ended += len(rows)
         stay = ~gone
-        for name in _COLUMNS:
+        for name in self.columns:
             setattr(self, name, getattr(self, name)[stay])
+        if self.crowded:
+            self._feel_neighbours(now_s)
         return rows
 
     def next_phases(self, over: BoolArray, now_s: float) -> BoolArray:
@@ -124,6 +140,9 @@ class Active:
             if self.phase[j] >= len(work):
                 continue
             over[j] = False
+            if self.stakes is not None:
+                steps, seconds = self.at_stake(now_s)
+                self.unsaved[j], self.unsaved_s[j] = steps[j], seconds[j]
             self.curve = _with(self.curve, np.array([j]), curves[self.phase[j]])
             self.left[j], self.anchor_s[j] = work[self.phase[j]], now_s
             self.rate[j] = self._rate_of(j)
@@ -143,11 +162,34 @@ class Active:
             later[j] = self.trace.phases[row][0][phase + 1 :].sum()
         return later
 
+    def at_stake(self, now_s: float) -> tuple[FloatArray, FloatArray]:
+        """Steps, and seconds of progress, that a stop now would undo."""
+        assert self.stakes is not None
+        every_s = self.stakes.every_s[self.row]
+        ran_s = np.where(self.workers > 0, np.maximum(0.0, now_s - self.anchor_s), 0.0)
+        since_s = self.unsaved_s + ran_s
+        saves = np.isfinite(every_s)
+        since_s[saves] = np.fmod(since_s[saves], np.where(every_s[saves] > 0, every_s[saves], math.inf))
+        since_s[every_s == 0] = 0.0
+        steps = np.where(since_s <= ran_s, self.rate * since_s, self.unsaved + self.rate * ran_s)
+        return steps, since_s
+
     # Other workers.
 
-    def change(self, changed: BoolArray, workers: IntArray, pool: IntArray, placed: IntArray, now_s: float) -> None:
-        """Give the marked jobs their new workers, from now on."""
+    def change(
+        self,
+        changed: BoolArray,
+        workers: IntArray,
+        pool: IntArray,
+        placed: IntArray,
+        now_s: float,
+        tally_s: FloatArray | None = None,
+    ) -> None:
+        """Give the marked jobs their new workers, from now on. Seconds lost by that are added to the tally: of stops,
+        unless another one is given.
+        """
         at = np.flatnonzero(changed)
+        undone = self._give_up(at, now_s, self.tally.lost_s if tally_s is None else tally_s)
         since_s, before = now_s - self.changed_s[at], self.workers[at]
         ran, runs = before > 0, workers[at] > 0
         self.ran_s[at] += np.where(ran, since_s, 0.0)
@@ -155,6 +197,8 @@ class Active:
         self.gpu_s[at] += since_s * before * self.trace.width[self.row[at]] / GPU
         progress = self.rate[at] * np.maximum(0.0, now_s - self.anchor_s[at])
         self.left[at] = np.maximum(0.0, self.left[at] - progress)
+        if undone is not None:
+            self._undo(at, undone)
         self.changed_s = _with(self.changed_s, at, now_s)
         self.workers = _with(self.workers, at, workers[at])
         self.pool = _with(self.pool, at, pool[at])
@@ -165,6 +209,8 @@ class Active:
         self.started_s = _with(self.started_s, fresh, now_s)
         self._charge(at, starts, resizes, stops, now_s)
         self._refresh_rates(at)
+        if self.crowded:
+            self._feel_neighbours(now_s)
 
     def refresh(self) -> None:
         """Let everybody go on from the workers that were put in from outside."""
@@ -182,19 +228,72 @@ class Active:
         dead = hit & (workers < self.trace.min_workers[self.row])
         workers[dead] = 0
         placed[dead] = 0
-        ran_for_s = np.maximum(0.0, now_s - self.anchor_s)
-        undone = np.where(dead, self.rate * np.minimum(self.settings.checkpoint_s, ran_for_s), 0.0)
-        self.change(hit, workers, self.pool, placed, now_s)
+        undone_s = np.where(dead & self._forgets(), self._unsaved_at_failure_s(now_s), 0.0)
+        undone = self.rate * undone_s
+        self.change(hit, workers, self.pool, placed, now_s, self.tally.lost_to_failures_s)
         self.left = self.left + undone
+        self.tally.lost_to_failures_s[self.row] += undone_s
         return hit
 
+    def _forgets(self) -> BoolArray:
+        """Whom a failure that leaves no worker costs progress though a stop would not."""
+        if self.stakes is None:
+            return np.ones(len(self), np.bool_)
+        forgets: BoolArray = self.stakes.every_s[self.row] == 0
+        return forgets
+
+    def _unsaved_at_failure_s(self, now_s: float) -> FloatArray:
+        every_s = levels.checkpoints_s(self.trace, self.settings)[self.row]
+        ran_for_s = np.maximum(0.0, now_s - self.anchor_s)
+        return np.minimum(every_s, ran_for_s)
+
+    def _give_up(self, at: IntArray, now_s: float, tally_s: FloatArray) -> FloatArray | None:
+        """Steps that these jobs lose with the workers they have; None where nobody ever does."""
+        if self.stakes is None:
+            return None
+        steps, seconds = self.at_stake(now_s)
+        tally_s[self.row[at]] += seconds[at]
+        self.unsaved[at] = self.unsaved_s[at] = 0.0
+        return steps[at]
+
+    def _undo(self, at: IntArray, steps: FloatArray) -> None:
+        """Put back so much work, across phases where there are any."""
+        if not self.trace.phases:
+            self.left[at] += steps
+            return
+        curve = self.curve.copy()
+        for j, undone in zip(at.tolist(), steps.tolist(), strict=True):
+            work, curves = self.trace.phases[int(self.row[j])]
+            while self.phase[j] and undone > work[self.phase[j]] - self.left[j]:
+                undone -= work[self.phase[j]] - self.left[j]
+                self.phase[j] -= 1
+                self.left[j] = 0.0
+            self.left[j] += undone
+            curve[j] = curves[self.phase[j]]
+        self.curve = curve
+
+    def _feel_neighbours(self, now_s: float) -> None:
+        """Let everybody go on at the speed that its neighbours leave it."""
+        assert self.devices is not None
+        width = self.trace.width[self.row]
+        slowed = contention.speeds(self.placed, width, self.devices, self.settings.contention)
+        at = np.flatnonzero((slowed != self.slowed) & (self.workers > 0))
+        if self.stakes is not None:
+            steps, seconds = self.at_stake(now_s)
+            self.unsaved[at], self.unsaved_s[at] = steps[at], seconds[at]
+        progress = self.rate[at] * np.maximum(0.0, now_s - self.anchor_s[at])
+        self.left[at] = np.maximum(0.0, self.left[at] - progress)
+        self.anchor_s[at] = np.maximum(self.anchor_s[at], now_s)
+        self.slowed = slowed
+        self._refresh_rates(at)
+
     def _charge(self, at: IntArray, starts: BoolArray, resizes: BoolArray, stops: BoolArray, now_s: float) -> None:
-        cost_s = np.where(starts, self.settings.start_s, np.where(resizes, self.settings.resize_s, 0.0))
+        rows = self.row[at]
+        cost_s = np.where(starts, self.start_cost_s[rows], np.where(resizes, self.resize_cost_s[rows], 0.0))
         # A job that is changed while it still pauses is charged for the longer of the rest and the new pause,
         # one that is stopped for neither.
         unspent_s = np.where(starts, 0.0, np.maximum(0.0, self.anchor_s[at] - now_s))
         cost_s = np.where(resizes, np.maximum(cost_s, unspent_s), cost_s)
-        rows = self.row[at]
         self.tally.paused_s[rows] += cost_s - unspent_s
         self.tally.preemptions[rows] += stops
         self.tally.resizes[rows] += resizes
@@ -211,6 +310,9 @@ class Active:
         count = int(self.workers[j])
         if not count:
             return 0.0
+        return self._own_rate(j, count) * float(self.slowed[j]) if self.crowded else self._own_rate(j, count)
+
+    def _own_rate(self, j: int, count: int) -> float:
         pool, curve = int(self.pool[j]), int(self.curve[j])
         by_nodes = self.trace.spread_rates
         if by_nodes is not None and self.nodes:

@@ -13,7 +13,7 @@ from stretto.core.policy import Policy
 from stretto.core.snapshot import GPU, Nodes
 from stretto.errors import TraceError
 from stretto.sim import cluster as clusters
-from stretto.sim import general, listrun
+from stretto.sim import general, levels, listrun
 from stretto.sim.trace import Trace
 from stretto.sim.turns import Progress
 from stretto.sim.world import Result, Settings
@@ -31,7 +31,7 @@ def simulate(
 ) -> Result:
     """Run the trace to its end under the policy."""
     world = settings or Settings()
-    jobs = seen_by(policy, trace, pools)
+    jobs = seen_by(policy, levels.settled(trace, world), pools)
     reject_oversized(jobs, pools, nodes)
     if listrun.applies(jobs, pools, policy, world):
         return listrun.run(jobs, pools, nodes, policy, world, progress)

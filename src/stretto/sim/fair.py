@@ -1,7 +1,8 @@
 """The fair world: every active job holds the same share of the cluster, continuously and for free.
 
-A job's share is capped at its maximum; below its minimum its speed is linear in the share. Completion times here
-are what finish-time fairness compares with: rho = completion time / completion time in this world.
+A job's share is capped at its maximum, or at the size where it is fastest; below its minimum its speed is linear in the
+share. Completion times here are what finish-time fairness compares with: rho = completion time / completion time in
+this world.
 
 Jobs of one kind (same curve, limits and width) run at the same speed at every moment, so one clock of work per
 kind is enough: a job that arrives when the clock shows v ends when it shows v + its work. An event costs as much
@@ -119,19 +120,34 @@ class _FairWorld:
 
 def _kinds(trace: Trace) -> tuple[list[list[int]], list[tuple[int, int, int, int]]]:
     """The kind of every phase of every job, and the kinds (curve, minimum, maximum, width) by rising cap."""
-    limits = zip(
-        trace.min_workers.tolist(), trace.max_workers.tolist(), np.maximum(trace.width, 1).tolist(), strict=True
+    limits = list(
+        zip(trace.min_workers.tolist(), trace.max_workers.tolist(), np.maximum(trace.width, 1).tolist(), strict=True)
     )
     curves = [c.tolist() for _, c in trace.phases] if trace.phases else [[c] for c in trace.curve.tolist()]
     raw = [[(curve, *limit) for curve in of_job] for of_job, limit in zip(curves, limits, strict=True)]
+    raw = _at_most_the_best(raw, trace.rates.mean(axis=0))
     kinds = sorted({kind for of_job in raw for kind in of_job}, key=lambda kind: (kind[2] * kind[3], kind))
     number = {kind: i for i, kind in enumerate(kinds)}
     return [[number[kind] for kind in of_job] for of_job in raw], kinds
 
 
+def _at_most_the_best(
+    raw: list[list[tuple[int, int, int, int]]], rates: FloatArray
+) -> list[list[tuple[int, int, int, int]]]:
+    """The same kinds; where a curve falls before the maximum, the size at which it is highest is the maximum."""
+    best: dict[tuple[int, int, int, int], tuple[int, int, int, int]] = {}
+    for curve, low, high, width in {kind for of_job in raw for kind in of_job}:
+        line = rates[curve, np.minimum(np.arange(low, high + 1), rates.shape[1] - 1)]
+        most = low + int(np.argmax(line)) if line[-1] < line.max() else high
+        best[curve, low, high, width] = curve, low, most, width
+    return [[best[kind] for kind in of_job] for of_job in raw]
+
+
 def _line(rates: FloatArray, curve: int, low: int, high: int) -> list[float]:
-    """Steps/s on 0..high workers, linear below the minimum; never quite nothing, so that every job ends."""
+    """Steps/s on 0..high workers, linear below the minimum; never falling, since nobody has to use all of its share;
+    never quite nothing, so that every job ends."""
     line = rates[curve, np.minimum(np.arange(high + 1), rates.shape[1] - 1)].copy()
     line[:low] = line[low] * np.arange(low) / low
+    line = np.maximum.accumulate(line)
     floor = 1e-9 * max(float(line.max()), 1e-9)
     return [max(float(rate), floor) if n else 0.0 for n, rate in enumerate(line)]

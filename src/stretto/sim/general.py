@@ -39,9 +39,9 @@ class Engine:
         progress: Progress | None = None,
     ) -> None:
         self.trace, self.policy, self.settings, self.progress = trace, policy, settings, progress
-        self.placing = bool(settings.placement or settings.failures)
+        self.placing = bool(settings.placement or settings.failures or settings.contention)
         """Whether nodes are told apart; otherwise GPUs are only counted."""
-        self.jobs = Active(trace, settings, len(nodes.name) if self.placing else 0)
+        self.jobs = Active(trace, settings, nodes.devices if self.placing else None)
         self.machines = Machines(pools, nodes, settings.failures)
         self.views = Views(trace, settings)
         self.learner = learning.learner(settings)
@@ -81,7 +81,7 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """The world as the policy sees it now."""
         view = self.views.snapshot(self.now_s, self.jobs, self.machines, self.history)
-        return self.learner.seen(view) if self.learner else view
+        return self.learner.seen(view, self.jobs.rate) if self.learner else view
 
     # What happens to the jobs.
 
@@ -186,6 +186,8 @@ class Engine:
             preemptions=tally.preemptions,
             resizes=tally.resizes,
             paused_s=tally.paused_s,
+            lost_s=tally.lost_s,
+            lost_to_failures_s=tally.lost_to_failures_s,
             rejected=tally.rejected,
             is_service=np.array([s is not None for s in services] or [False] * len(self.trace), np.bool_),
             events=self.events,

@@ -3,10 +3,11 @@
 A `Learner` stands between the world and the policy. It is shown every snapshot as it truly is, notes what can be seen
 of it, and hands on one that holds beliefs instead of truths (`core.estimate` makes them):
 
-- `curves=learned`: a size at which a job has run for `observe_s` is measured. Its curve is fitted to its own
-  measurements and to those of finished jobs of its class that train the same model (that have the same curve in the
-  trace). Until then it scales linearly, as far as twice the widest size that was measured; beyond that no gain is
-  promised, so policies that look for gain explore by doubling. The policy is asked again when a new size was measured.
+- `curves=learned`: a size at which a job has run for `observe_s` is measured, with what its neighbours do to it. What
+  is believed of it (`core.estimate.belief`) comes from its own measurements and from those of finished jobs of its
+  class that train the same model (that have the same curve in the trace). No gain is promised beyond twice the widest
+  size that was measured, so policies that look for gain explore by doubling. The policy is asked again when a new size
+  was measured.
 - `lengths=estimated`: the size of a job is estimated from the finished jobs of its class and what its user wrote down
   (resources, model, requirements) or could see at submission (the time, the jobs beside it), and corrected by what it
   has outlived.
@@ -22,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stretto.core.estimate import belief
 from stretto.core.estimate import curve as curves
 from stretto.core.estimate.curve import Curve
 from stretto.core.estimate.history import ClassHistory, Length, learn, lengths
@@ -51,6 +53,8 @@ class _Job(msgspec.Struct, kw_only=True):
     is_service: bool
     fixed: bool
     """Its true curve is told."""
+    pause_s: float
+    """What a start or a resize costs it, at most."""
     curve: int = -1
     """Row of the truth that holds now."""
     rates: FloatArray
@@ -84,13 +88,13 @@ class Learner:
         self._numbers: list[int] = []
         self._table = np.empty(0)
 
-    def seen(self, view: Snapshot) -> Snapshot:
-        """The snapshot as the policy gets to see it."""
+    def seen(self, view: Snapshot, speed: FloatArray) -> Snapshot:
+        """The snapshot as the policy gets to see it. `speed`: steps/s that each job really makes now."""
         numbers = view.job.tolist()
         self._meet(view, numbers)
         believed: dict[str, Any] = {}
         if self.settings.curves == "learned":
-            self._measure(view)
+            self._measure(view, speed)
             believed = {"rates": self._rates(numbers), "curve": np.arange(len(view)), "spread_rates": None}
         if self.settings.lengths == "estimated":
             unit = msgspec.structs.replace(view, **believed).rate(view.min_workers)
@@ -124,15 +128,15 @@ class Learner:
             if job is None or job.fixed or job.since_s == changed_s[j]:
                 continue
             if int(workers[j]) not in job.measured.get(int(pool[j]), Curve()).workers:
-                soonest_s = min(soonest_s, self._due_s(float(changed_s[j])))
+                soonest_s = min(soonest_s, self._due_s(job, float(changed_s[j])))
         return soonest_s
 
     def _class(self, klass: int) -> ClassHistory:
         return self.classes.get(klass, ClassHistory())
 
-    def _due_s(self, changed_s: float) -> float:
+    def _due_s(self, job: _Job, changed_s: float) -> float:
         """When the first measurement is complete, after the pause of a start or a resize."""
-        return changed_s + max(self.settings.start_s, self.settings.resize_s) + self.settings.observe_s
+        return changed_s + job.pause_s + self.settings.observe_s
 
     def _meet(self, view: Snapshot, numbers: list[int]) -> None:
         """Take in newcomers; forget those that were turned away."""
@@ -150,6 +154,7 @@ class Learner:
                     high=int(view.max_workers[j]),
                     is_service=bool(view.is_service[j]),
                     fixed=fixed,
+                    pause_s=float(max(view.start_s[j], view.resize_s[j])),
                     rates=view.rates[:, view.curve[j]],
                     stale=not fixed,
                     steps=float(view.done[j] + view.remaining[j]),
@@ -161,19 +166,18 @@ class Learner:
 
     # Curves.
 
-    def _measure(self, view: Snapshot) -> None:
+    def _measure(self, view: Snapshot, speed: FloatArray) -> None:
         """Note the speed of every job that has run on its workers for long enough.
 
         It is looked at again each time it has been seen for four times as long, or when the speed has changed.
         """
-        pause_s = max(self.settings.start_s, self.settings.resize_s)
-        for j, rate in _true_rates(view):
-            job, changed_s = self.jobs[int(view.job[j])], float(view.changed_s[j])
-            if job.fixed or view.now_s < self._due_s(changed_s):
+        for j in np.flatnonzero((view.workers > 0) & ~view.is_service).tolist():
+            job, changed_s, rate = self.jobs[int(view.job[j])], float(view.changed_s[j]), float(speed[j])
+            if job.fixed or view.now_s < self._due_s(job, changed_s):
                 continue
             if job.since_s != changed_s:
                 job.since_s, job.taken = changed_s, 0
-            times = max(1, int((view.now_s - changed_s - pause_s) / self.settings.observe_s))
+            times = max(1, int((view.now_s - changed_s - job.pause_s) / self.settings.observe_s))
             if times >= _AGAIN * job.taken or rate != job.rate:
                 self._note(job, int(view.pool[j]), int(view.workers[j]), rate, max(1, times - job.taken))
                 job.taken, job.rate, job.stale = times, rate, True
@@ -209,18 +213,15 @@ class Learner:
 
     def _believed(self, job: _Job) -> FloatArray:
         pools = range(len(job.rates))
-        alike = [self._curve(job.klass, job.model, pool) for pool in pools]
-        widest = max(curve.widest for curve in (*alike, *job.measured.values()))
-        top = curves.cap(widest, job.high, job.low)
-        believed = np.empty((len(pools), job.high + 1))
-        for pool in pools:
-            own, prior = job.measured.get(pool, Curve()), alike[pool]
-            if not own.workers and not prior.workers:
-                # Of its shape nothing is known; its speed is that of other devices, or of other jobs.
-                prior = next(iter(job.measured.values()), self._curve(_EVERYONE, _EVERYONE, pool))
-            row = curves.rates(own, top, prior) * (pool not in job.useless)
-            believed[pool] = row[np.minimum(np.arange(job.high + 1), top)]
-        return believed
+        return belief.believed(
+            [job.measured.get(pool, Curve()) for pool in pools],
+            [self._curve(job.klass, job.model, pool) for pool in pools],
+            job.low,
+            job.high,
+            first=job.low,
+            strangers=[self._curve(_EVERYONE, _EVERYONE, pool) for pool in pools],
+            useless=job.useless,
+        )
 
     def _curve(self, klass: int, model: int, pool: int) -> Curve:
         return self.models.get((klass, model, pool), ClassHistory()).curve
@@ -246,19 +247,6 @@ class Learner:
         for klass, some in asking.items():
             for job, total in zip(some, lengths(self._class(klass), [job.features for job in some]), strict=True):
                 job.total = total
-
-
-def _true_rates(view: Snapshot) -> list[tuple[int, float]]:
-    """Who runs, and how many steps it really makes in a second."""
-    runs = np.flatnonzero((view.workers > 0) & ~view.is_service)
-    pool, curve, workers = view.pool[runs], view.curve[runs], view.workers[runs]
-    if view.spread_rates is None:
-        rates = view.rates[pool, curve, np.minimum(workers, view.rates.shape[2] - 1)]
-    else:
-        shape = view.spread_rates.shape
-        spans = np.minimum(np.count_nonzero(view.placed[runs], axis=1), shape[3] - 1)
-        rates = view.spread_rates[pool, curve, np.minimum(workers, shape[2] - 1), spans]
-    return list(zip(runs.tolist(), rates.tolist(), strict=True))
 
 
 def _features(view: Snapshot, j: int) -> dict[str, float | str]:

@@ -12,7 +12,6 @@ one width fall at one rate.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
 from heapq import heappop, heappush
 from math import inf
 from typing import Any, TypeAlias
@@ -64,13 +63,13 @@ class Heads(Run):
         self.still = {need: Section(need, 0) for need in widths}
         self.falling = {need: Section(need, need if rule.falls == "service" else 1) for need in widths if falls}
         self.sections = [*self.falling.values()]
-        if rule.preempts and (not falls or self.world.settings.start_s > 0):
+        if rule.preempts and (not falls or any(self.pause_s)):
             self.sections += self.still.values()
         self.section: list[Section | None] = [None] * n
         self.entry: list[Entry] = [(key, j, j) for j, key in enumerate(self._keys())]
         """Of each active job: in its waiting queue, or in its section."""
-        self.resting: deque[tuple[float, int, int]] = deque()
-        """Ends of the pauses of starts, in order, with job and epoch: until then keys do not fall."""
+        self.resting: list[tuple[float, int, int]] = []
+        """A heap of the ends of the pauses of starts, with job and epoch: until then keys do not fall."""
 
     def _keys(self) -> list[Any]:
         """Every job's key at its submission."""
@@ -92,7 +91,7 @@ class Heads(Run):
         if self.falling:
             self.clock = round(self.now_s * 1e6)
             while self.resting and self.resting[0][0] <= self.now_s:
-                self._wake_up(*self.resting.popleft())
+                self._wake_up(*heappop(self.resting))
         while self._change():
             pass
 
@@ -197,8 +196,8 @@ class Heads(Run):
             return
         section = self.still[need]
         if self.falling:
-            if self.world.settings.start_s > 0:
-                self.resting.append((self.anchor_s[j], j, self.epoch[j]))
+            if self.pause_s[j] > 0:
+                heappush(self.resting, (self.anchor_s[j], j, self.epoch[j]))
             else:
                 section = self.falling[need]
                 entry = (entry[0] + section.fall * self.clock, entry[1], j)
@@ -275,7 +274,7 @@ class Partitioned(Heads):
 def _everyone(world: World) -> Snapshot:
     """All jobs of the trace in one snapshot, as if none had started."""
     now_s = float(world.trace.submit_s[-1])
-    jobs = Active(world.trace, world.settings, nodes=0)
+    jobs = Active(world.trace, world.settings)
     jobs.admit(now_s)
     machines = Machines(world.pools, world.nodes, failures=())
     return Views(world.trace, world.settings).snapshot(now_s, jobs, machines, History())

@@ -23,13 +23,14 @@ from stretto.core.policy import Policy
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, Nodes
 from stretto.sim import cluster as clusters
+from stretto.sim import levels
 from stretto.sim.trace import Trace
 from stretto.sim.turns import IDLE_TURNS, REPORT_EVERY, Progress, stuck
 from stretto.sim.world import Change, Result, Settings
 
 
 def applies(trace: Trace, pools: tuple[str, ...], policy: Policy, settings: Settings) -> bool:
-    """Whether the policy is a list, and this world simple enough: counted GPUs of one type, nothing breaks."""
+    """Whether the policy is a list, and this world simple enough: counted GPUs of one type, nothing is lost."""
     rule = policy.rule
     if rule is None or (rule.preempts and rule.admission == "stop"):
         return False
@@ -38,7 +39,9 @@ def applies(trace: Trace, pools: tuple[str, ...], policy: Policy, settings: Sett
     told = settings.lengths == "known" and settings.curves == "true" and not settings.estimate_sd
     if rule.falls != "never" and not told:
         return False
-    if settings.slot_s or settings.gap_s or settings.placement or settings.failures:
+    if settings.slot_s or settings.gap_s or settings.placement or settings.failures or settings.contention:
+        return False
+    if levels.stakes(trace, settings) is not None:
         return False
     return len(pools) == 1 and not trace.services and not trace.phases
 
@@ -93,6 +96,8 @@ class Run(ABC):
         self.rate: list[float] = trace.rates[0, trace.curve, np.minimum(size, top)].tolist()
         self.left: list[float] = trace.work.tolist()
         """Work left at the last change."""
+        self.pause_s: list[float] = levels.column_s(trace.start_s, world.settings.start_s, n).tolist()
+        """What a start costs each job."""
         self.changed_s: list[float] = self.submit_s.copy()
         self.anchor_s = [0.0] * n
         """When progress began, after the pause of a start."""
@@ -175,7 +180,7 @@ class Run(ABC):
 
     def start(self, j: int, free_milli: int) -> None:
         """Give a waiting job its workers; `free_milli` was free at its turn."""
-        pause_s = self.world.settings.start_s
+        pause_s = self.pause_s[j]
         self.epoch[j] += 1
         self.changed_s[j] = self.now_s
         self.anchor_s[j] = self.now_s + pause_s
@@ -229,6 +234,8 @@ class Run(ABC):
             preemptions=np.array(self.preemptions, np.int64),
             resizes=np.zeros(n, np.int64),
             paused_s=np.array(self.paused_s),
+            lost_s=np.zeros(n),
+            lost_to_failures_s=np.zeros(n),
             rejected=np.zeros(n, np.bool_),
             is_service=np.zeros(n, np.bool_),
             events=self.events,

@@ -62,6 +62,9 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     services: int
     paused_s: float
     """Job-seconds with workers but without progress."""
+    lost_s: float
+    """Job-seconds of progress that stops and resizes have undone."""
+    lost_to_failures_s: float
     events: int
     decisions: int
     gpus: float
@@ -110,6 +113,8 @@ def measure(trace: Trace, seen: Trace, nodes: Nodes, result: Result, failures: t
         preemptions=int(result.preemptions.sum()),
         resizes=int(result.resizes.sum()),
         paused_s=float(result.paused_s.sum()),
+        lost_s=float(result.lost_s.sum()),
+        lost_to_failures_s=float(result.lost_to_failures_s.sum()),
         worst_ftf=_percentile(ftf[~np.isnan(ftf)], 100),
         p95_ftf=_percentile(ftf[~np.isnan(ftf)], 95),
         unfair_share=_mean((ftf[~np.isnan(ftf)] > 1.05).astype(np.float64)),

@@ -32,6 +32,7 @@ COLUMNS: dict[str, str] = {
     "useful_utilisation": "useful",
     "preemptions": "preemptions",
     "resizes": "resizes",
+    "lost_s": "lost by stops, s",
     "worst_ftf": "worst fairness",
     "deadlines_met": "deadlines met",
     "rejected": "rejected",
@@ -112,6 +113,8 @@ def jobs_csv(outcome: Outcome) -> str:
         "preemptions": result.preemptions,
         "resizes": result.resizes,
         "paused_s": result.paused_s,
+        "lost_s": result.lost_s,
+        "lost_to_failures_s": result.lost_to_failures_s,
         "deadline_s": trace.deadline_s,
         "fairness": fairness,
         "rejected": result.rejected.astype(np.int64),
@@ -132,9 +135,9 @@ def cell(name: str, value: Any) -> str:
 
 
 def shown(found: Sequence[metrics.Metrics]) -> list[str]:
-    """The columns worth showing: deadlines and rejections only where there are any."""
+    """The columns worth showing: lost work, deadlines and rejections only where there are any."""
     rows = [each.plain() for each in found]
-    optional = ("deadlines_met", "rejected")
+    optional = ("lost_s", "deadlines_met", "rejected")
     return [name for name in COLUMNS if name not in optional or any(row[name] for row in rows)]
 
 

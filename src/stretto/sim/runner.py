@@ -24,8 +24,9 @@ from stretto.core.policy import Policy
 from stretto.core.snapshot import Nodes
 from stretto.errors import TraceError, UsageError, unknown
 from stretto.sim import cluster as clusters
-from stretto.sim import engine, metrics, readers
+from stretto.sim import engine, levels, metrics, readers
 from stretto.sim.metrics import Metrics
+from stretto.sim.readers import NEVER
 from stretto.sim.trace import Trace
 from stretto.sim.world import Failure, Result, Settings
 
@@ -49,12 +50,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def given(self) -> Trace:
         """The jobs with the throughputs of this cluster's device types."""
-        return engine.on_pools(self.trace, self.pools)
+        return engine.on_pools(levels.settled(self.trace, self.settings), self.pools)
 
     @property
     def seen(self) -> Trace:
         """The jobs as the policy sees them."""
-        return engine.seen_by(self.policy, self.trace, self.pools)
+        return engine.seen_by(self.policy, levels.settled(self.trace, self.settings), self.pools)
 
     def recorded(self) -> Case:
         """The same, keeping every change so that it can be drawn."""
@@ -143,6 +144,8 @@ def world_names() -> list[str]:
 def parse_world(settings: Mapping[str, str], nodes: Nodes) -> Settings:
     """The world's settings out of all settings, checked."""
     values: dict[str, Any] = {key: value for key, value in settings.items() if key in world_names()}
+    if values.get("checkpoint_s") == NEVER:
+        values["checkpoint_s"] = math.inf
     if "failures" in values:
         values["failures"] = _failures(values["failures"], len(nodes.name))
     try:
@@ -151,7 +154,8 @@ def parse_world(settings: Mapping[str, str], nodes: Nodes) -> Settings:
         raise UsageError(f"settings of the world: {error}", hint=f"defaults: {Settings()}") from None
     for name in world_names():
         value = getattr(world, name)
-        if isinstance(value, (int, float)) and not (0 <= value < math.inf):
+        endless = name == "checkpoint_s" and value == math.inf
+        if isinstance(value, (int, float)) and not (0 <= value < math.inf or endless):
             raise UsageError(f"setting {name} is {value}", hint="it must be 0 or more")
     if world.placement:
         placement.load(world.placement)

@@ -3,7 +3,7 @@
 Readers (`stretto.sim.readers`) and the generator build one with `Trace.build`, which checks every value,
 sorts, and shifts times to start at 0. A job has `work` in steps and runs at `rates[pool, curve, workers]`
 steps/s. A job whose speed-up is not known is rigid: its work is its duration in seconds and its curve
-is 1 step/s from `requested` workers on, 0 below.
+is 1 step/s from `requested` workers on, 0 below. A curve may fall: more workers may be slower than fewer.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ LARGEST = 100_000
 
 LATEST_S = 1e12
 """Times beyond this are not seconds (31,000 years; milliseconds of today's clock are larger)."""
+
+
+LEVELS = ("elastic", "restart", "rigid")
+"""What becomes of a job's progress when it is stopped (see `sim.levels`)."""
+UNSAID, ELASTIC, RESTART, RIGID = -1, 0, 1, 2
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -71,6 +76,17 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     is the entry for one node, where that cannot be); None: placement does not matter."""
     services: tuple[Load | None, ...] = ()
     """Per job: the load curve of a service, None for training; empty: no services."""
+
+    # What starts and stops mean to each job. None, or a cell without a value: as the world's settings have it.
+    level: IntArray | None = None
+    """A number of `LEVELS`, or UNSAID."""
+    start_s: FloatArray | None = None
+    """Seconds without progress at every start from zero; nan: unsaid. So in the next two columns."""
+    resize_s: FloatArray | None = None
+    checkpoint_s: FloatArray | None = None
+    """Seconds of progress between two checkpoints; 0: it saves when it is stopped; inf: it never does."""
+    preemptible: IntArray | None = None
+    """1: it may lose work to jobs of higher priority, 0: it may not, or UNSAID."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -153,6 +169,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         spread_rates: FloatArray | None = None,
         services: Sequence[Load | None] = (),
         origin_s: float | None = None,
+        level: Sequence[int] | None = None,
+        start_s: Sequence[float] | None = None,
+        resize_s: Sequence[float] | None = None,
+        checkpoint_s: Sequence[float] | None = None,
+        preemptible: Sequence[int] | None = None,
     ) -> Trace:
         """Check, sort by (submit, id) and shift to time 0. `rows` are line numbers for messages.
 
@@ -183,6 +204,18 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             _check(name, ids, where, (low < 1) | (low > high), low, "minimum", "must be 1..maximum")
         due = np.full(n, np.inf) if deadline_s is None else np.asarray(deadline_s, np.float64)
         _check(name, ids, where, np.isnan(due), due, "deadline", "must be a number, or empty for none")
+        for what, column in (("start", start_s), ("resize", resize_s), ("checkpoint", checkpoint_s)):
+            if column is not None:
+                cost = np.asarray(column, np.float64)
+                _check(
+                    name,
+                    ids,
+                    where,
+                    (cost < 0) | (cost == np.inf) & (what != "checkpoint"),
+                    cost,
+                    f"{what}_s",
+                    "must be ≥ 0, in seconds",
+                )
         names = tuple(sorted(set(classes))) if classes is not None else ("",)
         number = {c: i for i, c in enumerate(names)}
         klass = np.array([number[c] for c in classes] if classes is not None else [0] * n, np.int64)
@@ -211,6 +244,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             phases=tuple(phases[i] for i in spots) if phases else (),
             spread_rates=spread_rates,
             services=tuple(services[i] for i in spots) if services else (),
+            level=None if level is None else np.asarray(level, np.int64)[order],
+            start_s=None if start_s is None else np.asarray(start_s, np.float64)[order],
+            resize_s=None if resize_s is None else np.asarray(resize_s, np.float64)[order],
+            checkpoint_s=None if checkpoint_s is None else np.asarray(checkpoint_s, np.float64)[order],
+            preemptible=None if preemptible is None else np.asarray(preemptible, np.int64)[order],
         )
 
 

@@ -29,7 +29,7 @@ class Views:
         """The world as the policy sees it now."""
         # The column is replaced when a job comes or goes, and then only.
         if self._row is not jobs.row:
-            self._row, self._asked, self._work = jobs.row, self._asked_for(jobs.row), self.trace.work[jobs.row]
+            self._row, self._asked, self._work = jobs.row, self._asked_for(jobs), self.trace.work[jobs.row]
         left = jobs.left_now(now_s)
         if self.trace.phases:
             left = left + jobs.left_later()
@@ -57,9 +57,22 @@ class Views:
             started_s=jobs.started_s,
             changed_s=jobs.changed_s,
             restarts=jobs.restarts,
+            **self._at_stake(now_s, jobs),
         )
 
-    def _asked_for(self, row: IntArray) -> dict[str, Any]:
+    def _at_stake(self, now_s: float, jobs: Active) -> dict[str, Any]:
+        """What stops would do, where they do anything."""
+        stakes = jobs.stakes
+        if stakes is None:
+            return {}
+        return {
+            "lost_s": jobs.at_stake(now_s)[1],
+            "fragile": stakes.fragile[jobs.row],
+            "preemptible": stakes.preemptible[jobs.row],
+        }
+
+    def _asked_for(self, jobs: Active) -> dict[str, Any]:
+        row = jobs.row
         t, n = self.trace, len(row)
         services = np.zeros(n, np.bool_)
         if t.services:
@@ -70,7 +83,7 @@ class Views:
             "min_workers": t.min_workers[row], "max_workers": t.max_workers[row],
             "step": None if t.step is None else t.step[row],
             "width": t.width[row], "fixed_milli": np.zeros(n, np.int64), "demand": t.demand[row],
-            "resize_s": np.full(n, self.settings.resize_s), "start_s": np.full(n, self.settings.start_s),
+            "resize_s": jobs.resize_cost_s[row], "start_s": jobs.start_cost_s[row],
             "is_service": services, "remaining_sd": np.full(n, self.settings.estimate_sd),
         }  # fmt: skip
 

@@ -42,8 +42,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     placement: str = ""
     """Name of a placement; empty: GPUs are only counted."""
     failures: tuple[Failure, ...] = ()
+    level: Literal["", "elastic", "restart", "rigid"] = ""
+    """Of jobs of which the trace says none (see `sim.levels`); empty: a stop loses nothing."""
     checkpoint_s: float = 0.0
-    """Progress that a job loses, at most, when a failure leaves it no worker."""
+    """Seconds of progress between two checkpoints of a job of level `restart`; 0: it saves when it is stopped. Of other
+    jobs, except rigid ones: what is lost, at most, when a failure leaves a job no worker."""
+    preemptible: bool | None = None
+    """Whether jobs may lose work to those of higher priority; None: all but rigid ones."""
+    contention: float = 0.0
+    """How much jobs on one node slow each other down (see `sim.contention`)."""
     hysteresis: bool | None = None
     """Whether resizes that do not pay are dropped; None: as the policy declares."""
     stops_lose_work: bool = False
@@ -93,6 +100,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     resizes: IntArray
     paused_s: FloatArray
     """Seconds with workers but without progress (starts and resizes)."""
+    lost_s: FloatArray
+    """Seconds of progress that stops and resizes have undone."""
+    lost_to_failures_s: FloatArray
+    """The same by nodes that failed."""
     rejected: BoolArray
     is_service: BoolArray
     events: int

@@ -29,6 +29,10 @@ FORMATS: dict[str, str] = {
 }
 
 
+NEVER = "never"
+"""How a checkpoint interval says that nothing is saved."""
+
+
 def module(format: str) -> Any:
     """The reader module of that format."""
     if format not in FORMATS:
