@@ -2,8 +2,8 @@
 
 Jobs keep what they have: workers, attained service, age. What is left of them is what the snapshot says, else what
 finished jobs suggest; but of a length that the snapshot does not say the policy is told nothing here either, so that it
-orders jobs as it will. From there on the same policy code decides. Services keep the room they have now, and devices
-are only counted, not told apart by node.
+orders jobs as it will. From there on the same cycle decides. What would lose work by a stop now is taken not to save
+any before it ends. Services keep the room they have now, and devices are only counted, not told apart by node.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from stretto.core.policy import Policy
 from stretto.core.snapshot import FloatArray, Snapshot
 from stretto.errors import PolicyError
 from stretto.sim.general import Engine
-from stretto.sim.trace import Trace
+from stretto.sim.trace import ELASTIC, RESTART, Trace
 from stretto.sim.world import Settings
 
 _LEAST_RATE = 1e-9
+_NO_RESIZE_S = 1e6
 
 
 class Forecast(msgspec.Struct, frozen=True):
@@ -55,7 +56,7 @@ def forecast(
 
 
 def _run(view: Snapshot, policy: Policy, state: CycleState, rules: cycle.Settings) -> tuple[FloatArray, FloatArray]:
-    engine = Engine(_trace(view), view.pools, view.nodes, _as_uncertain(policy, view), _settings(view))
+    engine = Engine(_trace(view), view.pools, view.nodes, _as_uncertain(policy, view), Settings())
     engine.machines.capacity = view.capacity
     engine.state, engine.history = state, view.history
     # Devices are only counted here.
@@ -68,6 +69,9 @@ def _run(view: Snapshot, policy: Policy, state: CycleState, rules: cycle.Setting
     # Of those that wait the next start is asked for, also if they ran before.
     jobs.started_s = np.where(view.workers > 0, view.started_s - view.now_s, np.nan)
     jobs.refresh()
+    if view.lost_s is not None and jobs.stakes is not None:
+        jobs.unsaved_s = np.where(view.workers > 0, view.lost_s, 0.0)
+        jobs.unsaved = jobs.unsaved_s * jobs.rate
     engine.agenda = Agenda(wake_s=0.0)
     try:
         result = engine.run()
@@ -112,11 +116,20 @@ def _trace(view: Snapshot) -> Trace:
         width=view.width,
         demand=view.demand,
         step=view.step,
+        start_s=view.start_s,
+        # Where a resize is out of the question its cost is no number of seconds.
+        resize_s=np.where(view.resize_s < _NO_RESIZE_S, view.resize_s, view.start_s),
+        **_stops(view),
     )
 
 
-def _settings(view: Snapshot) -> Settings:
-    """One cost for all: what the middle one of the jobs pays."""
-    paying = view.resize_s[view.resize_s < 1e6]
-    resize_s = float(np.median(paying)) if len(paying) else 0.0
-    return Settings(start_s=float(np.median(view.start_s)), resize_s=resize_s)
+def _stops(view: Snapshot) -> dict[str, Any]:
+    """What a stop would cost each job."""
+    found: dict[str, Any] = {}
+    if view.lost_s is not None:
+        loses = view.lost_s > 0 if view.fragile is None else view.fragile | (view.lost_s > 0)
+        found["level"] = np.where(loses, RESTART, ELASTIC)
+        found["checkpoint_s"] = np.where(loses, math.inf, 0.0)
+    if view.preemptible is not None:
+        found["preemptible"] = view.preemptible.astype(np.int64)
+    return found

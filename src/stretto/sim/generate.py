@@ -3,6 +3,9 @@
 Arrivals are Poisson at the rate that gives the wanted load: the GPU-seconds of all jobs, spread over as long as
 `load` × `gpus` GPUs would need for them. Sizes are log-normal or Pareto. The mix of GPU counts is that of Microsoft's
 Philly clusters, cut at the size of the cluster. Services follow the day: quiet at night, twice as busy at noon.
+
+Curves that fall are those of a step that takes serial + parallel / n + sync × (n − 1) on n workers: fastest on one of
+them where `sync` is large (`falls`), or at a size in the middle (`peak`).
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Share of jobs that ask for several GPUs; 0: as in Philly (7 %)."""
     elastic: float = 0.0
     """Share of jobs that run on 1..2 × their GPUs, with a speed-up of n ** 0.7 … n ** 1."""
+    curves: Literal["scales", "falls", "peak", "mixed"] = "scales"
+    """How elastic jobs scale: to the end, not at all (fastest on one GPU), best in the middle, or a third each."""
     deadlines: float = 0.0
     """Share of jobs with a deadline, 1.2 … 3 × their duration after submission."""
     priorities: int = 1
@@ -53,6 +58,18 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Services that run from the first to the last arrival."""
     replicas: int = 4
     """Replicas that a service wants at noon."""
+    rigid: float = 0.0
+    """Share of jobs that lose everything when they are stopped. Where this or the next is given the others are elastic."""
+    restart: float = 0.0
+    """Share of jobs that go on from their last checkpoint."""
+    checkpoint_s: float = 0.0
+    """How often jobs save, on average; 0: when they are stopped. Each draws half to one and a half of it."""
+    preemptible: float = 0.0
+    """Share of the rigid jobs that may be stopped for more urgent ones all the same."""
+    start_s: float = 0.0
+    """What a start costs, on average, drawn likewise; 0: left to the world."""
+    resize_s: float = 0.0
+    """The same of a resize."""
     seed: int = 0
 
 
@@ -79,10 +96,13 @@ def rows(wanted: Workload) -> list[Row]:
         {"job_id": f"job-{j}", "submit_s": float(submit[j]), "gpus": int(gpus[j]), "duration_s": float(duration[j])}
         for j in range(wanted.jobs)
     ]
-    for row in found:
+    # Questions that came later have draws of their own: older workloads stay what they were.
+    later = np.random.default_rng((wanted.seed, 1)).random((wanted.jobs, 7))
+    for row, more in zip(found, later.tolist(), strict=True):
         # One draw per question whatever the answer, so that a share changes only whom it concerns.
         draws = random.random(5)
         row |= _elastic(wanted, row, draws[0], draws[1]) | _deadline(wanted, row, draws[2], draws[3])
+        row |= _falling(wanted, row, more[0], more[1]) | _stops(wanted, more[2], more[3]) | _costs(wanted, more[4:])
         if wanted.priorities > 1:
             row["priority"] = int(draws[4] * wanted.priorities)
     services = [_service(wanted, i, float(submit[-1])) for i in range(wanted.services)]
@@ -123,6 +143,34 @@ def _elastic(wanted: Workload, row: Row, draw: float, exponent: float) -> Row:
     return {"min": 1, "max": most, "speedup": str(round(0.7 + 0.3 * exponent, 2))}
 
 
+def _falling(wanted: Workload, row: Row, kind: float, draw: float) -> Row:
+    """The points of a curve that falls, for an elastic job that is to have one."""
+    chosen = wanted.curves if wanted.curves != "mixed" else ("scales", "falls", "peak")[int(3 * kind)]
+    if "max" not in row or chosen == "scales":
+        return {}
+    most = int(row["max"])
+    best = 1 if chosen == "falls" else round(2 * (most / 4) ** draw) if most >= 4 else min(most, 2)
+    serial, sync = (0.5, 0.3 + 0.7 * draw) if chosen == "falls" else (0.1, 0.9 / best**2)
+    sizes = sorted({n for n in (*(2**k for k in range(17)), best, most, int(row["gpus"])) if n <= most})
+    points = [(n, 1 / (serial + (1 - serial) / n + sync * (n - 1))) for n in sizes]
+    return {"speedup": ";".join(f"{n}:{speed:.4g}" for n, speed in points)}
+
+
+def _stops(wanted: Workload, draw: float, may: float) -> Row:
+    """The level of a job, and what becomes of it when it is stopped."""
+    if not wanted.rigid and not wanted.restart:
+        return {}
+    if draw < wanted.rigid:
+        return {"level": "rigid"} | ({"preemptible": "true"} if may < wanted.preemptible else {})
+    return {"level": "restart" if draw < wanted.rigid + wanted.restart else "elastic"}
+
+
+def _costs(wanted: Workload, draws: list[float]) -> Row:
+    """Seconds around what is usual, where anything is said of it."""
+    usual = (("start_s", wanted.start_s), ("resize_s", wanted.resize_s), ("checkpoint_s", wanted.checkpoint_s))
+    return {name: round(mean * (0.5 + draw), 3) for (name, mean), draw in zip(usual, draws, strict=True) if mean}
+
+
 def _deadline(wanted: Workload, row: Row, draw: float, slack: float) -> Row:
     if draw >= wanted.deadlines:
         return {}
@@ -154,6 +202,12 @@ def _check(wanted: Workload) -> None:
         "priorities": 1 <= wanted.priorities <= 1000,
         "services": 0 <= wanted.services <= 1000,
         "replicas": 1 <= wanted.replicas <= wanted.gpus,
+        "rigid": 0 <= wanted.rigid <= 1,
+        "restart": 0 <= wanted.restart <= 1 - wanted.rigid,
+        "checkpoint_s": 0 <= wanted.checkpoint_s < math.inf,
+        "preemptible": 0 <= wanted.preemptible <= 1,
+        "start_s": 0 <= wanted.start_s < math.inf,
+        "resize_s": 0 <= wanted.resize_s < math.inf,
         "seed": 0 <= wanted.seed < 2**63,
     }
     for name, good in rules.items():

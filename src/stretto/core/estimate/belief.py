@@ -49,7 +49,7 @@ def believed(
     for pool in range(len(own)):
         if pool not in useless:
             known = _known(pool, own, prior, strangers)
-            rows[pool] = _row(*known, tried, high) if tried else _untried(known[1], low, high, first)
+            rows[pool] = _row(*known, tried, low, high) if tried else _untried(known[1], low, high, first)
     return rows
 
 
@@ -61,11 +61,11 @@ def _known(pool: int, own: Sequence[Curve], prior: Sequence[Curve], strangers: S
     return Curve(), next((curve for curve in elsewhere if curve.workers), Curve())
 
 
-def _row(own: Curve, prior: Curve, tried: list[int], high: int) -> FloatArray:
+def _row(own: Curve, prior: Curve, tried: list[int], low: int, high: int) -> FloatArray:
     """One pool's rates on 0, 1, … high workers."""
     widest = min(tried[-1], high)
     rates = np.zeros(high + 1)
-    n = np.arange(1, min(2 * widest, high) + 1, dtype=np.float64)
+    n = np.arange(1, curves.cap(widest, high, low) + 1, dtype=np.float64)
     rates[1 : len(n) + 1] = 1 / curves.step_s(own, n, prior)
     beyond = np.arange(widest + 1, len(n) + 1)
     promised = rates[widest] * _gain(rates, tried) ** np.log2(beyond / widest)
@@ -78,12 +78,12 @@ def _gain(rates: FloatArray, tried: list[int]) -> float:
     """By what the last doubling that was measured made it faster."""
     within = [size for size in tried if size < len(rates)]
     if len(within) < 2:
-        return 2.0**_UNTRIED
+        return math.pow(2.0, _UNTRIED)
     widest = within[-1]
     halves = [size for size in within if 2 * size <= widest]
     before = halves[-1] if halves else within[0]
-    gain = (rates[widest] / rates[before]) ** (1 / math.log2(widest / before))
-    return min(max(float(gain), _LEAST_GAIN), _MOST_GAIN)
+    gain: float = math.pow(rates[widest] / rates[before], 1 / math.log2(widest / before))
+    return min(max(gain, _LEAST_GAIN), _MOST_GAIN)
 
 
 def _untried(stranger: Curve, low: int, high: int, first: int) -> FloatArray:

@@ -13,9 +13,7 @@ import math
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from stretto.core.snapshot import FloatArray
 from stretto.sim.readers import Rows, throughputs
 from stretto.sim.readers.throughputs import Kind, Measured
 from stretto.sim.trace import Trace
@@ -35,7 +33,7 @@ def read(path: Path, options: Options) -> Trace:
     rows = Rows(path, ["job_id", "submit_time", "iteration", "model_name", "ddl", "batch_size", "num_gpu", "duration"])
     kinds = list(zip(rows.text("model_name"), rows.ints("batch_size"), strict=True))
     known = _curves(rows, kinds, options.throughputs)
-    curves = {kind: _measured(known[kind]) if options.falling else known[kind].curve() for kind in set(kinds)}
+    curves = {kind: known[kind].curve(options.falling) for kind in set(kinds)}
     deadline = rows.floats("ddl", empty=math.inf)
     if "best_effort" in rows.header:
         marks = rows.ints("best_effort", empty=0)
@@ -62,10 +60,3 @@ def _curves(rows: Rows, kinds: list[Kind], source: str) -> dict[Kind, Measured]:
         if known.keys() >= set(kinds):
             return known
     raise throughputs.unknown_kind(rows, kinds, throughputs.load(sources[0]), sources[0])
-
-
-def _measured(row: Measured) -> FloatArray:
-    """T(n) up to the largest measured n, linear between the measurements."""
-    n = np.arange(row.levels[-1] + 1)
-    curve: FloatArray = np.interp(n, (0, *row.levels), (0.0, *row.rates))
-    return curve

@@ -4,7 +4,7 @@ docs/traces.md is the reference. In short, a job is elastic when it has a `speed
 
     linear              n workers are n times as fast as one
     0.8                 n workers are n ** 0.8 times as fast
-    1:1;2:1.9;4:3.5     measured points: linear between them, level after the last
+    1:1;2:1.9;4:3.5     measured points: linear between them, level after the last; they may fall
 
 `duration_s` is the time on `gpus` workers, so only the shape of the curve matters; with a `work` column the
 points are steps/s and `work` is in steps. A job with a `load` (`0:2;3600:5`) is a service.
@@ -14,6 +14,7 @@ The same module writes the format (`rows_of`, `write`).
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
@@ -24,15 +25,16 @@ import numpy as np
 from stretto.core.request import POWERS_OF_TWO
 from stretto.core.snapshot import GPU, FloatArray
 from stretto.errors import TraceError
-from stretto.sim.readers import Rows
+from stretto.sim.readers import NEVER, Rows
 from stretto.sim.readers.throughputs import stack
-from stretto.sim.trace import LARGEST, Load, Trace
+from stretto.sim.trace import LARGEST, LEVELS, UNSAID, Load, Trace
 
 REQUIRED = ("job_id", "submit_s", "gpus", "duration_s")
 OPTIONAL = (
     "min", "max", "step", "speedup", "work", "priority", "deadline_s", "class", "gpu_milli",
-    "cpu_milli", "memory_mib", "gpu_memory_mib", "load",
+    "cpu_milli", "memory_mib", "gpu_memory_mib", "load", "level", "start_s", "resize_s", "checkpoint_s", "preemptible",
 )  # fmt: skip
+_ANSWERS = {"": UNSAID, "true": 1, "yes": 1, "1": 1, "false": 0, "no": 0, "0": 0}
 
 
 Row: TypeAlias = dict[str, Any]
@@ -42,6 +44,8 @@ Row: TypeAlias = dict[str, Any]
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speedup: str = ""
     """For rows without a speedup of their own; empty: such jobs are rigid."""
+    falling: bool = True
+    """Keep the part of a curve where more workers are slower; otherwise it stays level from its highest point on."""
 
 
 def read(path: Path, options: Options) -> Trace:
@@ -54,7 +58,7 @@ def read(path: Path, options: Options) -> Trace:
             hint=f"columns are {', '.join(REQUIRED)} and optionally {', '.join(OPTIONAL)}",
         )
     submit, asked, duration = rows.floats("submit_s"), rows.ints("gpus"), rows.floats("duration_s")
-    jobs = [_Job(rows, i, asked[i], duration[i], options.speedup) for i in range(len(rows))]
+    jobs = [_Job(rows, i, asked[i], duration[i], options) for i in range(len(rows))]
     kinds = list(dict.fromkeys(job.kind for job in jobs))
     index = {kind: i for i, kind in enumerate(kinds)}
     start = min(submit, default=0.0)
@@ -79,17 +83,22 @@ def read(path: Path, options: Options) -> Trace:
         services=[_load(rows, i, text, start) for i, text in enumerate(rows.text("load"))]
         if any(rows.text("load"))
         else (),
+        level=_words(rows, "level", {"": UNSAID} | {name: i for i, name in enumerate(LEVELS)}),
+        start_s=_seconds(rows, "start_s"),
+        resize_s=_seconds(rows, "resize_s"),
+        checkpoint_s=_seconds(rows, "checkpoint_s", NEVER),
+        preemptible=_words(rows, "preemptible", _ANSWERS),
     )
 
 
 class _Job:
     """One row's sizes, speed-up curve and work."""
 
-    def __init__(self, rows: Rows, i: int, asked: int, duration: float, fallback: str) -> None:
+    def __init__(self, rows: Rows, i: int, asked: int, duration: float, options: Options) -> None:
         if not 1 <= asked <= LARGEST:
             raise rows.error(i, f"gpus is {asked}", f"it must be 1..{LARGEST}")
         given = {name: rows.lines[i].get(name) or "" for name in ("speedup", "min", "max", "work", "load")}
-        speedup = (given["speedup"] or fallback).strip()
+        speedup = (given["speedup"] or options.speedup).strip()
         if given["load"]:
             speedup = speedup or "linear"
         points = _points(rows, i, speedup)
@@ -103,6 +112,8 @@ class _Job:
         if not 1 <= self.low <= self.high <= LARGEST:
             raise rows.error(i, f"min is {self.low} and max {self.high}", f"it must be 1 <= min <= max <= {LARGEST}")
         self.kind = _curve(points, asked, self.high)
+        if not options.falling:
+            self.kind = tuple(np.maximum.accumulate(self.kind).tolist())
         if self.kind[self.low] <= 0:
             raise rows.error(
                 i, f"speedup says nothing for {self.low} workers", "a job must make progress at its minimum"
@@ -126,8 +137,8 @@ def _points(rows: Rows, i: int, text: str) -> dict[int, float] | float | None:
     sizes, values = [n for n, _ in pairs], [value for _, value in pairs]
     if sizes != sorted(set(sizes)) or sizes[0] < 1 or any(n != int(n) for n in sizes) or sizes[-1] > LARGEST:
         raise rows.error(i, f"speedup is {text!r}", "numbers of workers must be whole and rising")
-    if values != sorted(values) or values[0] < 0:
-        raise rows.error(i, f"speedup is {text!r}", "more workers must not be slower")
+    if min(values) < 0:
+        raise rows.error(i, f"speedup is {text!r}", "no speed is below 0")
     return {int(n): value for n, value in pairs}
 
 
@@ -191,6 +202,23 @@ def _positive(rows: Rows, column: str, empty: int, least: int = 1) -> list[int] 
     return values
 
 
+def _words(rows: Rows, column: str, known: dict[str, int]) -> list[int] | None:
+    """A column of words as numbers; None where it says nothing."""
+    texts = rows.text(column)
+    for i, text in enumerate(texts):
+        if text.lower() not in known:
+            raise rows.error(i, f"{column} is {text!r}", f"it must be {', '.join(filter(None, known))} or empty")
+    return [known[text.lower()] for text in texts] if any(texts) else None
+
+
+def _seconds(rows: Rows, column: str, endless: str | None = None) -> list[float] | None:
+    """A column of seconds, nan where a cell is empty; None where all are."""
+    texts = rows.text(column)
+    if not any(texts):
+        return None
+    return [math.inf if text == endless else rows.number(i, column, text, math.nan) for i, text in enumerate(texts)]
+
+
 def _demand(rows: Rows) -> Sequence[tuple[int, int, int]] | None:
     columns = [_positive(rows, name, 0, 0) for name in ("cpu_milli", "memory_mib", "gpu_memory_mib")]
     if not any(columns):
@@ -246,6 +274,20 @@ def _row(trace: Trace, j: int) -> Row:
     load = trace.services[j] if trace.services else None
     if load is not None:
         row["load"] = ";".join(f"{_number(t)}:{w}" for t, w in zip(load.at_s, load.wanted, strict=True))
+    return row | _stops(trace, j)
+
+
+def _stops(trace: Trace, j: int) -> Row:
+    """What is said of one job's starts and stops."""
+    row: Row = {}
+    if trace.level is not None and trace.level[j] != UNSAID:
+        row["level"] = LEVELS[int(trace.level[j])]
+    if trace.preemptible is not None and trace.preemptible[j] != UNSAID:
+        row["preemptible"] = "true" if trace.preemptible[j] else "false"
+    for name in ("start_s", "resize_s", "checkpoint_s"):
+        column = getattr(trace, name)
+        if column is not None and not np.isnan(column[j]):
+            row[name] = NEVER if np.isinf(column[j]) else _number(column[j])
     return row
 
 

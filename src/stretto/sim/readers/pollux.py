@@ -34,6 +34,8 @@ _PINNED = {"ncf": 32768}
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: Literal["fixed", "adaptive"] = "fixed"
     """Keep each job's batch size, or use the best one at every number of workers."""
+    falling: bool = False
+    """Keep the part of a curve where more workers are slower, also where placement is not looked at."""
     whole_seconds: bool = False
     """Round the seconds of every epoch, as the authors' simulator does."""
 
@@ -62,7 +64,7 @@ def read(path: Path, options: Options) -> Trace:
         rows=rows.numbers,
         work=[float(work.sum()) for work, _ in phases],
         curve=curve,
-        rates=_packed(table),
+        rates=_packed(table, options.falling),
         min_workers=[1] * len(jobs),
         max_workers=[max(n, m) for n, m in zip(asked, most, strict=True)],
         classes=[f"{app}/{batch}" for app, batch in jobs],
@@ -113,9 +115,10 @@ def _adaptive(names: list[str], whole_seconds: bool) -> tuple[FloatArray, list[i
     return np.concatenate(tables), [int(epochs[name][1][0]) for name in names], [epochs[name] for name in names]
 
 
-def _packed(table: FloatArray) -> FloatArray:
-    """[1, curve, workers] on the fewest nodes. More workers are never slower: the job would leave some idle."""
+def _packed(table: FloatArray, falling: bool) -> FloatArray:
+    """[1, curve, workers] on the fewest nodes. Unless curves may fall, a job leaves idle what would slow it down."""
     workers = np.arange(MOST_WORKERS + 1)
     needed = np.array([fewest_nodes(int(n)) for n in workers])
-    rates: FloatArray = np.maximum.accumulate(table[:, workers, needed], axis=1)[None]
-    return rates
+    measured = table[:, workers, needed]
+    rates: FloatArray = measured if falling else np.maximum.accumulate(measured, axis=1)
+    return rates[None]

@@ -30,8 +30,12 @@ class Measured(msgspec.Struct, frozen=True):
     levels: tuple[int, ...]
     rates: tuple[float, ...]
 
-    def curve(self) -> FloatArray:
-        """T(n) for n = 0..the smallest level with the highest T: linear between levels, never falling."""
+    def curve(self, falling: bool = False) -> FloatArray:
+        """T(n) for n = 0..the smallest level with the highest T, linear between levels, never falling; or as it was
+        measured, up to the largest level.
+        """
+        if falling:
+            return np.interp(np.arange(self.levels[-1] + 1), (0, *self.levels), (0.0, *self.rates))
         best = int(np.argmax(self.rates))
         n = np.arange(self.levels[best] + 1)
         line = np.interp(n, (0, *self.levels), (0.0, *self.rates))
