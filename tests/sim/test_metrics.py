@@ -28,6 +28,8 @@ def result_of(trace: Trace, start_s: list[float], finish_s: list[float], **colum
         "preemptions": np.zeros(n, np.int64),
         "resizes": np.zeros(n, np.int64),
         "paused_s": np.zeros(n),
+        "lost_s": np.zeros(n),
+        "lost_to_failures_s": np.zeros(n),
         "rejected": np.isnan(finish),
         "is_service": np.zeros(n, np.bool_),
         "events": 0,

@@ -170,7 +170,7 @@ def test_rigid_beside_elastic(tmp_path: Path) -> None:
         "speedup\n{},2",
         "speedup\n{},-0.5",
         "speedup\n{},fast",
-        "speedup\n{},1:1;2:0.5",
+        "speedup\n{},1:1;2:-0.5",
         "speedup\n{},2:1;1:0.5",
         "speedup\n{},1:;2:3",
         "speedup\n{},0:1",
@@ -184,6 +184,12 @@ def test_rigid_beside_elastic(tmp_path: Path) -> None:
         "load\n{},5:1;2:1",
         "load\n{},0:-1",
         "load\n{},0:1.5",
+        "level\n{},steel",
+        "start_s\n{},-1",
+        "start_s\n{},never",
+        "resize_s\n{},cheap",
+        "checkpoint_s\n{},-5",
+        "preemptible\n{},maybe",
     ],
 )
 def test_bad_elastic_cells_name_the_row(tmp_path: Path, cells: str) -> None:

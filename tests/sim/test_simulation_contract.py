@@ -23,9 +23,9 @@ from stretto.core.policies import BUILTIN
 from stretto.core.policy import load
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, FloatArray, Nodes
-from stretto.sim import bounds, cluster, engine
+from stretto.sim import bounds, cluster, engine, levels
 from stretto.sim.fair import fair_finish
-from stretto.sim.trace import Load, Trace
+from stretto.sim.trace import LEVELS, RIGID, Load, Trace
 from stretto.sim.world import Change, Failure, Result, Settings
 
 CHEAP: dict[str, dict[str, Any]] = {"pollux": {"population": 8, "generations": 5}}
@@ -49,6 +49,16 @@ class Account(msgspec.Struct):
     """One job, as far as the changes tell."""
 
     left: float
+    start_cost_s: float
+    resize_cost_s: float
+    keeps: str
+    """Its level; rigid jobs never save, of others only those of level restart lose work by a stop."""
+    every_s: float
+    """Seconds of progress between its checkpoints."""
+    done: float = 0.0
+    undone: float = 0.0
+    lost_s: float = 0.0
+    lost_to_failures_s: float = 0.0
     workers: int = 0
     since_s: float = 0.0
     ready_s: float = 0.0
@@ -65,25 +75,35 @@ class Account(msgspec.Struct):
         if self.workers:
             self.gpu_s += (now_s - self.since_s) * self.workers * width / GPU
             self.paused_s += min(now_s, self.ready_s) - min(self.since_s, self.ready_s)
-            self.left -= self.speed * max(0.0, now_s - max(self.ready_s, self.since_s))
+            self.done += self.speed * max(0.0, now_s - max(self.ready_s, self.since_s))
         self.since_s = now_s
 
-    def change(self, change: Change, speed: float, world: Settings) -> None:
-        """Carry out what was recorded, at the world's prices."""
-        if change.reason == Reason.NODE_LOST and not change.workers:
-            self.left += self.speed * min(world.checkpoint_s, max(0.0, change.at_s - self.ready_s))
+    def change(self, change: Change, speed: float) -> None:
+        """Carry out what was recorded, at its prices."""
+        failed, ran_s = change.reason == Reason.NODE_LOST, max(0.0, change.at_s - self.ready_s)
+        lost_s = 0.0
+        if self.workers and self.keeps == "rigid":
+            lost_s = ran_s
+        elif self.workers and self.keeps == "restart":
+            lost_s = ran_s if math.isinf(self.every_s) else ran_s % self.every_s if self.every_s else 0.0
+        elif failed and not change.workers:
+            lost_s = min(self.every_s, ran_s)
+        self.undone += self.speed * lost_s
+        self.lost_to_failures_s += lost_s * failed
+        self.lost_s += lost_s * (not failed)
         was, self.workers, self.speed = self.workers, change.workers, speed
         self.preemptions += bool(was and not change.workers)
         self.resizes += bool(was and change.workers)
         if change.workers:
-            self.ready_s = max(self.ready_s, change.at_s + world.resize_s) if was else change.at_s + world.start_s
+            resized_s = max(self.ready_s, change.at_s + self.resize_cost_s)
+            self.ready_s = resized_s if was else change.at_s + self.start_cost_s
             if math.isnan(self.start_s):
                 self.start_s = change.at_s
 
 
 def audit(trace: Trace, nodes: Nodes, result: Result, world: Settings) -> None:
     """Work through the changes: every figure of the result must come out, and capacity must have been enough."""
-    accounts = [Account(left=work) for work in trace.work.tolist()]
+    accounts = opened(trace, world)
     ends = np.nan_to_num(result.finish_s, nan=math.inf)
     for change in result.changes:
         account = accounts[change.job]
@@ -91,17 +111,33 @@ def audit(trace: Trace, nodes: Nodes, result: Result, world: Settings) -> None:
         account.until(change.at_s, int(trace.width[change.job]))
         top = trace.rates.shape[2] - 1
         speed = float(trace.rates[change.pool, trace.curve[change.job], min(change.workers, top)])
-        account.change(change, speed if change.workers else 0.0, world)
+        account.change(change, speed if change.workers else 0.0)
         low, high = int(trace.min_workers[change.job]), int(trace.max_workers[change.job])
         assert change.workers == 0 or low <= change.workers <= high
     for j, account in enumerate(accounts):
         if not result.rejected[j]:
             account.until(float(result.finish_s[j]), int(trace.width[j]))
-            assert account.left == pytest.approx(0, abs=CLOSE * (1 + trace.work[j]))
-    for column in ("start_s", "gpu_s", "paused_s", "preemptions", "resizes"):
+            # Work done is work needed and work undone.
+            assert account.done == pytest.approx(
+                account.left + account.undone, rel=CLOSE, abs=CLOSE * (1 + account.left)
+            )
+    for column in ("start_s", "gpu_s", "paused_s", "lost_s", "lost_to_failures_s", "preemptions", "resizes"):
         ours = [getattr(account, column) for account in accounts]
         assert getattr(result, column) == pytest.approx(ours, abs=CLOSE, rel=CLOSE, nan_ok=True), column
     check_room(trace, nodes, result, world.failures)
+
+
+def opened(trace: Trace, world: Settings) -> list[Account]:
+    """An account per job, at the prices and with the habits that trace and world say."""
+
+    def column(own: FloatArray | None, default: float) -> list[float]:
+        return [default if own is None or math.isnan(own[j]) else float(own[j]) for j in range(len(trace))]
+
+    codes = [-1] * len(trace) if trace.level is None else trace.level.tolist()
+    level = [world.level if code < 0 else LEVELS[code] for code in codes]
+    start, resize = column(trace.start_s, world.start_s), column(trace.resize_s, world.resize_s)
+    every = column(trace.checkpoint_s, world.checkpoint_s)
+    return [Account(*columns) for columns in zip(trace.work.tolist(), start, resize, level, every, strict=True)]
 
 
 def check_room(trace: Trace, nodes: Nodes, result: Result, failures: Iterable[Failure]) -> None:
@@ -182,6 +218,53 @@ def test_a_run_adds_up(name: str, trace: Trace, world: Settings) -> None:
     check_limits(jobs, nodes, result)
     audit(jobs, nodes, result, world)
     same(result, run(name, trace, "1x8", CHEAP.get(name), world))
+
+
+@st.composite
+def with_stops(draw: st.DrawFn, jobs: st.SearchStrategy[Trace]) -> Trace:
+    """The same jobs, some with a level, an interval of checkpoints and costs of their own."""
+    trace = draw(jobs)
+
+    def column(values: list[float], kind: Any = np.float64) -> Any:
+        drawn = draw(st.lists(st.sampled_from(values), min_size=len(trace), max_size=len(trace)))
+        return np.array(drawn, kind) if draw(st.booleans()) else None
+
+    return msgspec.structs.replace(
+        trace,
+        level=column([-1, 0, 1, 1, 2], np.int64),
+        checkpoint_s=column([0.0, 7.0, 40.0, math.inf, math.nan]),
+        start_s=column([0.0, 3.0, math.nan]),
+        resize_s=column([0.0, 2.0, math.nan]),
+        preemptible=column([-1, 0, 1], np.int64),
+    )
+
+
+KEEPING = ("fifo", "srtf", "srjf", "edf", "priority", "elastic-fifo", "elastic-srtf", "afs-l", "ffdl", "optimus")
+"""Policies that do not let two jobs take turns, in which those that save nothing would never end."""
+
+
+@pytest.mark.parametrize("name", KEEPING)
+@settings(max_examples=40)
+@given(
+    trace=with_stops(traces(urgent=True)),
+    failures=st.just(()) | st.deferred(lambda: outages()),
+    level=st.sampled_from(["", "", "restart", "rigid"]),
+    cost_s=costs,
+)
+def test_lost_work_adds_up(name: str, trace: Trace, failures: tuple[Failure, ...], level: Any, cost_s: float) -> None:
+    """With levels, checkpoints and costs per job, and nodes that fail."""
+    world = Settings(failures=failures, level=level, start_s=cost_s, resize_s=cost_s, checkpoint_s=20.0, record=True)
+    nodes = cluster.uniform(2, 8)[1]
+    result = run(name, trace, "2x8", None, world)
+    jobs = seen(name, levels.settled(trace, world))
+    check_limits(jobs, nodes, result)
+    audit(jobs, nodes, result, world)
+    for change in result.changes:
+        if jobs.level is not None and jobs.level[change.job] == RIGID:
+            asked = int(np.clip(trace.requested, trace.min_workers, trace.max_workers)[change.job])
+            assert change.workers in (
+                (0, asked) if load(name).traits.elastic else (0, int(trace.requested[change.job]))
+            )
 
 
 @st.composite

@@ -199,8 +199,8 @@ class Estimates:
         return [shape if shape.job in own else shape[1:] if shape.klass in known else shape[2:] for shape in shapes]
 
     def _believed(self, shape: Shape, pools: tuple[str, ...]) -> FloatArray:
-        """[pool, workers]: as `core.estimate.belief` has it. A job of which nothing is known begins on its minimum,
-        unless its resizes are dear."""
+        """[pool, workers]: as `core.estimate.belief` has it. At what size a job of which nothing is known begins is not
+        decided here."""
         own = self._own.get(shape.job, {})
         known = self._known.get(shape.klass, Known()).curves
         return belief.believed(
@@ -208,7 +208,7 @@ class Estimates:
             [known.get(pool, ClassHistory()).curve for pool in pools],
             shape.low,
             shape.high,
-            first=shape.high if shape.cautious else shape.low,
+            first=shape.high,
             useless=[p for p, pool in enumerate(pools) if shape.pools and pool not in shape.pools],
         )
 

@@ -21,7 +21,7 @@ from stretto.sim import learning
 from stretto.sim.active import Active
 from stretto.sim.machines import Machines
 from stretto.sim.trace import Trace
-from stretto.sim.turns import IDLE_TURNS, REPORT_EVERY, Progress, stuck
+from stretto.sim.turns import IDLE_TURNS, LOST_TIMES, REPORT_EVERY, Progress, hopeless, stuck
 from stretto.sim.views import Views
 from stretto.sim.world import Change, Result, Settings
 
@@ -64,9 +64,16 @@ class Engine:
                 self.agenda = self.agenda.touched(self.now_s, rounds=rounds, urgent=urgent)
             if self.now_s >= self.agenda.due_s(self.settings.slot_s):
                 self.ask_and_act()
-            if self.progress is not None and self.events % REPORT_EVERY == 0:
-                self.progress(self.jobs.ended, len(self.trace))
+            if self.events % REPORT_EVERY == 0:
+                self._report()
         return self.result()
+
+    def _report(self) -> None:
+        if self.progress is not None:
+            self.progress(self.jobs.ended, len(self.trace))
+        often = self.jobs.tally.lost_s > LOST_TIMES * np.maximum(self.trace.duration_s, 1.0)
+        if often.any():
+            raise hopeless(self.policy.name, self.trace.ids[int(np.argmax(often))], LOST_TIMES)
 
     def next_moment(self) -> float:
         """When anything happens next."""

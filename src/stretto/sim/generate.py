@@ -59,7 +59,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replicas: int = 4
     """Replicas that a service wants at noon."""
     rigid: float = 0.0
-    """Share of jobs that lose everything when they are stopped. Where this or the next is given the others are elastic."""
+    """Share of jobs that lose everything when they are stopped. If this or the next is given the others are elastic."""
     restart: float = 0.0
     """Share of jobs that go on from their last checkpoint."""
     checkpoint_s: float = 0.0
