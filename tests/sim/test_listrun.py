@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,18 @@ def traces(draw: st.DrawFn, units: tuple[float, ...] = (1.0, 0.5, 0.1), widths: 
     )
 
 
+@st.composite
+def priced(draw: st.DrawFn, trace: Trace) -> Trace:
+    """The same jobs with costs and levels of their own, at which nobody loses any work."""
+    if draw(st.booleans()):
+        return trace
+    starts = draw(st.lists(st.sampled_from([0.0, 0.5, 3.0, math.nan]), min_size=len(trace), max_size=len(trace)))
+    levels = draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=len(trace), max_size=len(trace)))
+    return msgspec.structs.replace(
+        trace, start_s=np.array(starts), resize_s=np.full(len(trace), 9.0), level=np.array(levels, np.int64)
+    )
+
+
 def both(trace: Trace, gpus: int, name: str, options: dict[str, Any], world: Settings) -> tuple[Result, Result]:
     policy = load(name, options)
     pools, nodes = cluster.uniform(1, gpus)
@@ -72,18 +85,23 @@ def both(trace: Trace, gpus: int, name: str, options: dict[str, Any], world: Set
 
 
 def assert_same(ours: Result, general: Result) -> None:
-    for field in ("start_s", "finish_s", "gpu_s", "paused_s"):
+    for field in ("start_s", "finish_s", "gpu_s", "paused_s", "lost_s", "lost_to_failures_s"):
         np.testing.assert_array_equal(getattr(ours, field), getattr(general, field), field)
     for field in ("preemptions", "resizes", "rejected", "is_service", "events", "decisions", "changes"):
         np.testing.assert_equal(getattr(ours, field), getattr(general, field), field)
 
 
 @pytest.mark.parametrize(("name", "options"), POLICIES, ids=NAMES)
-@given(trace=traces(), gpus=st.integers(4, 9), start_s=st.sampled_from([0.0, 0.0, 1.5]))
-@settings(max_examples=30)
-def test_equals_the_general_engine(name: str, options: dict[str, Any], trace: Trace, gpus: int, start_s: float) -> None:
+@given(trace=traces(), gpus=st.integers(4, 9), start_s=st.sampled_from([0.0, 0.0, 1.5]), data=st.data())
+@settings(max_examples=40)
+def test_equals_the_general_engine(
+    name: str, options: dict[str, Any], trace: Trace, gpus: int, start_s: float, data: st.DataObject
+) -> None:
+    """Also where starts cost each job something else, and where a level is said that loses nothing."""
     if "promote" in options:
         start_s = 0.0  # With limits this tight a costly start would be followed by a stop, for ever.
+    else:
+        trace = data.draw(priced(trace))
     assert_same(*both(trace, gpus, name, options, Settings(start_s=start_s, record=True)))
 
 
@@ -240,6 +258,10 @@ def test_equals_stepping_through_every_second(case: str, trace: Trace, gpus: int
         Settings(estimate_sd=0.5),
         Settings(slot_s=60.0),
         Settings(gap_s=60.0),
+        Settings(level="rigid"),
+        Settings(level="restart", checkpoint_s=60.0),
+        Settings(preemptible=False),
+        Settings(contention=0.5),
     ],
 )
 def test_other_worlds_are_left_to_the_general_engine(world: Settings) -> None:
@@ -250,6 +272,8 @@ def test_other_worlds_are_left_to_the_general_engine(world: Settings) -> None:
 
 def test_what_is_not_a_plain_list_is_left_to_the_general_engine() -> None:
     trace = Trace.build("t", ["a"], [0.0], [1], [1.0])
+    loses = msgspec.structs.replace(trace, level=np.array([2]))
+    assert not listrun.applies(loses, ("gpu",), load("fifo"), Settings())
     serves = msgspec.structs.replace(trace, services=(Load(np.zeros(1), np.ones(1, np.int64)),))
     assert not listrun.applies(trace, ("gpu",), load("edf", {"admission": True}), Settings())
     assert not listrun.applies(trace, ("big", "small"), load("fifo"), Settings())

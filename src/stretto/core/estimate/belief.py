@@ -4,8 +4,8 @@ The simulator and the live system ask the same function. It is honest about size
 
 - Up to the widest size that was tried, of the job or of its class, the curve is what was measured, with the formula of
   `estimate.curve` in between. It may fall: more workers may be slower, and then this says so.
-- One doubling further the job gains at most what the last doubling that was measured gained; before any was, n workers
-  are n ** 0.7 times as fast as one. Where the formula promises less, that counts.
+- One doubling further the job gains what the last doubling that was measured gained, or loses what it lost; before any
+  was measured, n workers are n ** 0.7 times as fast as one.
 - Beyond that no gain is promised. So whoever looks for gain tries 1, 2, 4, 8 … workers, until one of them brings none.
 
 A job of which nothing is known is expected to be n ** 0.7 times as fast on n workers, as far as the caller says.
@@ -26,6 +26,8 @@ _UNTRIED = 0.7
 """Exponent of the speed-up of a job that was measured at one size at most."""
 _MOST_GAIN, _LEAST_GAIN = 2.0, 0.25
 """Of a doubling: not more than linear, and not less than a measurement error may suggest."""
+_CLEAR_GAIN = 1.03
+"""A smaller gain is none."""
 
 
 def believed(
@@ -63,14 +65,11 @@ def _known(pool: int, own: Sequence[Curve], prior: Sequence[Curve], strangers: S
 
 def _row(own: Curve, prior: Curve, tried: list[int], low: int, high: int) -> FloatArray:
     """One pool's rates on 0, 1, … high workers."""
-    widest = min(tried[-1], high)
+    widest, top = min(tried[-1], high), curves.cap(min(tried[-1], high), high, low)
     rates = np.zeros(high + 1)
-    n = np.arange(1, curves.cap(widest, high, low) + 1, dtype=np.float64)
-    rates[1 : len(n) + 1] = 1 / curves.step_s(own, n, prior)
-    beyond = np.arange(widest + 1, len(n) + 1)
-    promised = rates[widest] * _gain(rates, tried) ** np.log2(beyond / widest)
-    rates[beyond] = np.minimum(rates[beyond], promised)
-    rates[len(n) + 1 :] = rates[len(n)]
+    rates[1 : widest + 1] = 1 / curves.step_s(own, np.arange(1.0, widest + 1), prior)
+    beyond = np.arange(widest + 1, high + 1)
+    rates[beyond] = rates[widest] * _gain(rates, tried) ** np.log2(np.minimum(beyond, top) / widest)
     return rates
 
 
@@ -83,7 +82,7 @@ def _gain(rates: FloatArray, tried: list[int]) -> float:
     halves = [size for size in within if 2 * size <= widest]
     before = halves[-1] if halves else within[0]
     gain: float = math.pow(rates[widest] / rates[before], 1 / math.log2(widest / before))
-    return min(max(gain, _LEAST_GAIN), _MOST_GAIN)
+    return min(max(gain if gain > _CLEAR_GAIN else min(gain, 1.0), _LEAST_GAIN), _MOST_GAIN)
 
 
 def _untried(stranger: Curve, low: int, high: int, first: int) -> FloatArray:
