@@ -69,11 +69,11 @@ def _row(own: Curve, prior: Curve, tried: list[int], low: int, high: int) -> Flo
     rates = np.zeros(high + 1)
     rates[1 : widest + 1] = 1 / curves.step_s(own, np.arange(1.0, widest + 1), prior)
     beyond = np.arange(widest + 1, high + 1)
-    rates[beyond] = rates[widest] * _gain(rates, tried) ** np.log2(np.minimum(beyond, top) / widest)
+    rates[beyond] = rates[widest] * _gain(own, prior, rates, tried) ** np.log2(np.minimum(beyond, top) / widest)
     return rates
 
 
-def _gain(rates: FloatArray, tried: list[int]) -> float:
+def _gain(own: Curve, prior: Curve, rates: FloatArray, tried: list[int]) -> float:
     """By what the last doubling that was measured made it faster."""
     within = [size for size in tried if size < len(rates)]
     if len(within) < 2:
@@ -81,8 +81,17 @@ def _gain(rates: FloatArray, tried: list[int]) -> float:
     widest = within[-1]
     halves = [size for size in within if 2 * size <= widest]
     before = halves[-1] if halves else within[0]
-    gain: float = math.pow(rates[widest] / rates[before], 1 / math.log2(widest / before))
+    gain = math.pow(_faster(own, prior, rates, before, widest), 1 / math.log2(widest / before))
     return min(max(gain if gain > _CLEAR_GAIN else min(gain, 1.0), _LEAST_GAIN), _MOST_GAIN)
+
+
+def _faster(own: Curve, prior: Curve, rates: FloatArray, before: int, after: int) -> float:
+    """How much faster it is at one size than at another: as the same job or its class was measured at both."""
+    for curve in (own, prior):
+        step_s = curves.measured_s(curve)
+        if before in step_s and after in step_s:
+            return step_s[before] / step_s[after]
+    return float(rates[after] / rates[before])
 
 
 def _untried(stranger: Curve, low: int, high: int, first: int) -> FloatArray:

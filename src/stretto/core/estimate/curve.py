@@ -173,6 +173,11 @@ def measured(curve: Curve) -> list[Measured]:
     ]
 
 
+def measured_s(curve: Curve) -> dict[int, float]:
+    """Seconds of a step at each size that was seen, as measured."""
+    return {workers: math.exp(mean) for workers, mean in zip(curve.workers, curve.mean, strict=True)}
+
+
 def rates(curve: Curve, max_workers: int, prior: Curve | None = None) -> FloatArray:
     """Steps per second on 0, 1, … max_workers workers."""
     n = np.arange(1, max_workers + 1, dtype=np.float64)
