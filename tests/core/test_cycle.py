@@ -184,7 +184,6 @@ def test_nobody_gets_more_workers_than_make_it_faster() -> None:
     view = msgspec.structs.replace(view_of(16, [peak, falls]), falls=True)
     assert decide(view, "stretto").workers.tolist() == [3, 1]
     assert decide(view, "elastic-fifo").workers.tolist() == [3, 1]
-    assert decide(view, "fifo").workers.tolist() == [3, 1]
 
 
 # For every policy.

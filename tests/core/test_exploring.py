@@ -97,10 +97,16 @@ def test_it_stays_where_it_is_until_that_was_measured() -> None:
     assert decide(shown(8, [measuring(seen((1, 10)), 1)])).workers.tolist() == [2]
 
 
-@pytest.mark.parametrize("policy", ["stretto", "fifo", "elastic-fifo", "afs-l", "srtf"])
+@pytest.mark.parametrize("policy", ["stretto", "elastic-fifo", "afs-l", "elastic-srtf"])
 def test_it_never_stays_beyond_the_size_where_it_is_fastest(policy: str) -> None:
     curve = seen((1, 10), (2, 18), (4, 12), (3, 17))
     assert decide(shown(8, [measuring(curve, 4)]), policy).workers.tolist() == [2]
+
+
+def test_a_policy_that_resizes_nobody_gives_what_was_asked_for() -> None:
+    asked = measuring(seen((1, 10)), 0, requested=4)
+    assert decide(shown(8, [asked]), "fifo").workers.tolist() == [4]
+    assert decide(shown(8, [measuring(seen((1, 10), (4, 9)), 4, requested=4)]), "gang").workers.tolist() == [4]
 
 
 def test_nobody_waits_or_shrinks_for_an_exploration() -> None:
@@ -117,8 +123,8 @@ def test_exploring_costs_no_more_than_a_part_of_what_is_left() -> None:
     assert decide(shown(8, [measuring(curve, 1, remaining=300.0, resize_s=1.0)])).workers.tolist() == [1]
     young = decide(shown(8, [measuring(curve, 1, remaining=float("nan"), resize_s=1.0, ran_s=10.0)]))
     assert young.workers.tolist() == [1]
-    assert young.wake_s == pytest.approx(40.0 - 10.0, abs=0.01)
-    old = decide(shown(8, [measuring(curve, 1, remaining=float("nan"), resize_s=1.0, ran_s=41.0)]))
+    assert young.wake_s == pytest.approx(45.0 - 10.0, abs=0.01)
+    old = decide(shown(8, [measuring(curve, 1, remaining=float("nan"), resize_s=1.0, ran_s=46.0)]))
     assert old.workers.tolist() == [2]
     assert old.reason.tolist() == [Reason.EXPLORES]
 

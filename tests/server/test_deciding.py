@@ -255,7 +255,8 @@ def test_a_speed_is_expected_only_where_something_like_it_was_timed() -> None:
     assert estimates.rate(1, "digits", "cpu", 2) == pytest.approx(2.0)
     assert estimates.rate(1, "digits", "gpu", 2) == 0
     assert estimates.rate(2, "digits", "cpu", 2) == 0
-    estimates.ended(msgspec.structs.replace(active(1).job, steps=100), "digits", 1)
+    one = active(1, name="digits")
+    estimates.ended(msgspec.structs.replace(one.job, steps=100), one.request)
     assert estimates.rate(2, "digits", "cpu", 2) == pytest.approx(2.0)
 
 

@@ -118,6 +118,8 @@ def decide(
     """Raises `PolicyError` and the like; `when` is added to what went wrong."""
     if settings.stops_lose_work and view.lost_s is not None:
         view = msgspec.structs.replace(view, lost_s=None)
+    if not policy.traits.elastic:
+        view = _as_asked(view)
     whole, view = Whole(view.workers, view.max_workers), ceilings.lowered(view)
     plain = cores.without_gpus(view)
     if not plain.any():
@@ -132,6 +134,18 @@ def decide(
     left = fit.after(view, placed) if fit is not None else None
     second = _Turn(*rest, whole.only(plain), policy, state.cores, state.blocked, settings, left, when).outcome(state)
     return _together(view, plain, gpus, second)
+
+
+def _as_asked(view: Snapshot) -> Snapshot:
+    """To a policy that resizes nobody every training job has the size that was asked for, and no other is tried. A job
+    that has another one already, because an elastic policy decided before, may keep it."""
+    fixed = ~view.is_service & ((view.workers == 0) | (view.workers == view.asked))
+    return msgspec.structs.replace(
+        view,
+        min_workers=np.where(fixed, view.asked, view.min_workers),
+        max_workers=np.where(fixed, view.asked, view.max_workers),
+        explores=None,
+    )
 
 
 class _Turn:

@@ -38,7 +38,8 @@ _ENOUGH_STEPS = 16
 """Of a size whose gain is unclear; more of them where steps vary."""
 _VARIED, _ENOUGH_VARIED = 0.3, 32
 _MOST_SIZES = 8
-_TRY_STEPS = 10
+_TRY_STEPS = 2.5
+"""What a try may cost, in steps: five of them at half the speed."""
 _BUDGET = 0.05
 _SILENT_S = 30.0
 """A job that has told of no step by then is left at the size that it asked for."""
@@ -184,11 +185,10 @@ def _affordable(view: Snapshot, j: int, seen: list[Measured], size: int) -> Tria
     fastest_s = best(seen).step_s
     slower_s = sum(one.steps * max(0.0, one.step_s - fastest_s) for one in seen)
     spent_s = slower_s + 2 * (len(seen) - 1) * float(view.resize_s[j])
-    needs_s = (spent_s + 2 * float(view.resize_s[j])) / _BUDGET
+    needs_s = (spent_s + 2 * float(view.resize_s[j]) + _TRY_STEPS * fastest_s) / _BUDGET
     left_s = float(view.remaining[j]) * fastest_s
     if math.isfinite(left_s) and view.remaining_sd[j] == 0:
-        worth = needs_s <= left_s and float(view.remaining[j]) > _TRY_STEPS / _BUDGET
-        return Trial(size) if worth else Trial()
+        return Trial(size) if needs_s <= left_s else Trial()
     ran_s = float(view.ran_s[j])
     return Trial(size) if needs_s <= ran_s else Trial(0, view.now_s + needs_s - ran_s + 1e-3)
 

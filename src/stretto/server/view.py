@@ -107,6 +107,7 @@ def snapshot(
         capacity=capacity,
         nodes=nodes,
         rates=rates,
+        falls=bool((np.diff(rates, axis=2) < 0).any()),
         history=estimates.history(),
         curve=curve,
         demand=demand,

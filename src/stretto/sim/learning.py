@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stretto.core import exploring
 from stretto.core.estimate import belief
 from stretto.core.estimate import curve as curves
 from stretto.core.estimate.curve import Curve
@@ -34,6 +35,10 @@ from stretto.sim.world import Settings
 _AT_ONCE = 100
 """Measurements that are taken over at a time; more would not change the curve."""
 _AGAIN = 4
+_WINDOW_STEPS = 8.0
+"""Steps of one measurement, as live."""
+_SETTLED_STEPS = 64.0
+"""After so many steps at a size more of them change little."""
 _EVERYONE = -1
 
 
@@ -87,6 +92,7 @@ class Learner:
         """Curves, by class, model and pool."""
         self._numbers: list[int] = []
         self._table = np.empty(0)
+        self._falls = False
 
     def seen(self, view: Snapshot, speed: FloatArray) -> Snapshot:
         """The snapshot as the policy gets to see it. `speed`: steps/s that each job really makes now."""
@@ -95,7 +101,10 @@ class Learner:
         believed: dict[str, Any] = {}
         if self.settings.curves == "learned":
             self._measure(view, speed)
-            believed = {"rates": self._rates(numbers), "curve": np.arange(len(view)), "spread_rates": None}
+            rates = self._rates(numbers)
+            believed = {"rates": rates, "falls": self._falls, "curve": np.arange(len(view)), "spread_rates": None}
+            if self.settings.explore:
+                believed |= self._exploring(view, numbers)
         if self.settings.lengths == "estimated":
             unit = msgspec.structs.replace(view, **believed).rate(view.min_workers)
             believed |= self._left(view, np.maximum(unit, 1e-12))
@@ -119,24 +128,28 @@ class Learner:
                     other.total = None
 
     def next_s(self, numbers: IntArray, workers: IntArray, pool: IntArray, changed_s: FloatArray) -> float:
-        """When a job will have been measured at a size that is new for it; inf if none will."""
+        """When a job will have been measured at a size of which little is known; inf if none will."""
         soonest_s = math.inf
         if self.settings.curves != "learned":
             return soonest_s
         for j in np.flatnonzero(workers).tolist():
             job = self.jobs.get(int(numbers[j]))
-            if job is None or job.fixed or job.since_s == changed_s[j]:
+            if job is None or job.fixed:
                 continue
-            if int(workers[j]) not in job.measured.get(int(pool[j]), Curve()).workers:
-                soonest_s = min(soonest_s, self._due_s(job, float(changed_s[j])))
+            curve = job.measured.get(int(pool[j]), Curve())
+            steps = dict(zip(curve.workers, curve.count, strict=True)).get(int(workers[j]), 0.0)
+            if steps < _SETTLED_STEPS:
+                taken = job.taken if job.since_s == changed_s[j] else 0
+                windows = _AGAIN * taken if taken else 1
+                soonest_s = min(soonest_s, self._due_s(job, float(changed_s[j]), windows))
         return soonest_s
 
     def _class(self, klass: int) -> ClassHistory:
         return self.classes.get(klass, ClassHistory())
 
-    def _due_s(self, job: _Job, changed_s: float) -> float:
-        """When the first measurement is complete, after the pause of a start or a resize."""
-        return changed_s + job.pause_s + self.settings.observe_s
+    def _due_s(self, job: _Job, changed_s: float, windows: int = 1) -> float:
+        """When so many measurements are complete, after the pause of a start or a resize."""
+        return changed_s + job.pause_s + windows * self.settings.observe_s
 
     def _meet(self, view: Snapshot, numbers: list[int]) -> None:
         """Take in newcomers; forget those that were turned away."""
@@ -187,8 +200,9 @@ class Learner:
             job.useless |= {pool}
             return
         curve = job.measured.get(pool, Curve())
+        spread = self.settings.observe_sd * math.sqrt(_WINDOW_STEPS)
         for noise in self._noise(min(times, _AT_ONCE)):
-            curve = curves.observe(curve, workers, noise / rate)
+            curve = curves.observe(curve, workers, noise / rate, _WINDOW_STEPS, spread * noise / rate)
         job.measured = {**job.measured, pool: curve}
 
     def _noise(self, times: int) -> list[float]:
@@ -209,7 +223,25 @@ class Learner:
             end = job.rates.shape[1]
             table[:, j, :end], table[:, j, end:] = job.rates, job.rates[:, -1:]
         self._numbers, self._table = numbers, table
+        self._falls = bool((np.diff(table, axis=2) < 0).any())
         return table
+
+    def _exploring(self, view: Snapshot, numbers: list[int]) -> dict[str, Any]:
+        """What the cycle needs to try sizes, as the live system tells it."""
+        jobs = [self.jobs[number] for number in numbers]
+        pools = np.maximum(view.pool, 0).tolist()
+        return {
+            "measured": {
+                n: job.measured[p] for n, job, p in zip(numbers, jobs, pools, strict=True) if p in job.measured
+            },
+            "explores": np.array([not job.fixed for job in jobs], np.bool_),
+            "guess": np.array([self._guess(job, p) for job, p in zip(jobs, pools, strict=True)], np.int64),
+        }
+
+    def _guess(self, job: _Job, pool: int) -> int:
+        """Where its class was fastest; its minimum, where nobody knows."""
+        seen = curves.measured(self._curve(job.klass, job.model, pool))
+        return max(job.low, min(job.high, exploring.best(seen).workers)) if seen else job.low
 
     def _believed(self, job: _Job) -> FloatArray:
         pools = range(len(job.rates))

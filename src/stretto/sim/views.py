@@ -24,6 +24,7 @@ class Views:
         self._row: IntArray | None = None
         self._asked: dict[str, Any] = {}
         self._work = np.empty(0)
+        self._falls = bool((np.diff(trace.rates, axis=2) < 0).any())
 
     def snapshot(self, now_s: float, jobs: Active, machines: Machines, history: History) -> Snapshot:
         """The world as the policy sees it now."""
@@ -41,6 +42,7 @@ class Views:
             capacity=machines.capacity,
             nodes=machines.nodes,
             rates=self.trace.rates,
+            falls=self._falls,
             spread_rates=self.trace.spread_rates if jobs.nodes else None,
             history=history,
             **self._asked,

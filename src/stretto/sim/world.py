@@ -31,6 +31,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Log-normal error of known lengths, as policies are told them; one factor per job, by seed."""
     curves: Literal["true", "learned"] = "true"
     """Whether policies see the speed-up of a job as it is, or as far as it was observed."""
+    explore: bool = True
+    """Learned curves: jobs are tried at other sizes with what is free. Otherwise sizes are what policies look for."""
     observe_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     """Learned curves: seconds at one size that make one measurement of its speed."""
     observe_sd: float = 0.0
