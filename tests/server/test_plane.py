@@ -499,7 +499,7 @@ def test_a_script_that_never_joins_runs_no_more_often_than_it_has_workers(tmp_pa
     async def story() -> None:
         async with machine_of(tmp_path, "1x2") as m:
             line = f"echo x >> {tmp_path}/side; exit 0"
-            job = await m.ended(await m.submit(line, elastic={"min": 1, "max": 2}))
+            job = await m.ended(await m.submit(line, elastic={"min": 1, "max": 2, "explore": False}))
             assert (tmp_path / "side").read_text().split() == ["x", "x"]
             assert "never joined" in job.message
 
