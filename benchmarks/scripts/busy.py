@@ -8,6 +8,7 @@ On a GPU where there is one. `--marks` is told when the first and the last step 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 
 import torch
@@ -74,9 +75,9 @@ def small() -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=int(os.environ.get("STEPS", "1500")))
     parser.add_argument("--model", choices=("convolution", "small", "gpt"), required=True)
-    parser.add_argument("--marks", default="")
+    parser.add_argument("--marks", default=os.environ.get("MARKS", ""))
     options = parser.parse_args()
     torch.manual_seed(0)
     size = {"convolution": 64, "small": 64, "gpt": 32}[options.model]

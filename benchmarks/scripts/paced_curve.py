@@ -9,6 +9,7 @@ step `--at` (a part of all steps) on.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 
 import torch
@@ -24,11 +25,13 @@ def times(text: str) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=int(os.environ.get("STEPS", "1500")))
     parser.add_argument("--step-ms", type=times, required=True)
     parser.add_argument("--then", type=times, default=None)
     parser.add_argument("--at", type=float, default=0.5)
-    parser.add_argument("--marks", default="", help="a file that is told when the first and the last step were done")
+    parser.add_argument(
+        "--marks", default=os.environ.get("MARKS", ""), help="told when the first and last step were done"
+    )
     options = parser.parse_args()
 
     torch.manual_seed(0)
