@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ def cluster(*devices: int, drained: tuple[str, ...] = (), pool: str = "cpu", mib
         Node(name=f"node-{i}", pool=pool, devices=count, cpu_milli=8000, memory_mib=16000, gpu_memory_mib=mib)
         for i, count in enumerate(devices)
     )
-    return Cluster(nodes, frozenset(drained))
+    return Cluster(nodes, dict.fromkeys(drained, math.inf))
 
 
 def active(number: int, target: tuple[Seat, ...] = (), user: str = "me", **fields: Any) -> Active:

@@ -5,6 +5,7 @@ Nothing else leaves the server, so what must not leave it, a job's secret and it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -84,6 +85,9 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     migrations: int
     paused_s: float
+    keeps: bool
+    lost_s: float
+    lost: dict[str, float]
     failures: int
     spec: dict[str, Any]
 
@@ -94,7 +98,7 @@ class SubmittedAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 EventBody: TypeAlias = (
     SubmittedAnswer | e.Wished | e.Scaled | e.Moved | e.Launched | e.Running | e.Leaving | e.Exited | e.Resized
-    | e.Retried | e.Progressed | e.Migrated | e.Ended | e.Noted
+    | e.Retried | e.Kept | e.Interrupted | e.Progressed | e.Migrated | e.Ended | e.Noted
 )  # fmt: skip
 
 
@@ -125,6 +129,10 @@ class NodeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_mib: int
     host: str
     drained: bool
+    leaves_s: float | None
+    """When those must have left who may still stay on a drained node; None: when they end."""
+    waits_for: list[str]
+    """Names of the jobs that are still on a drained node."""
     used: float
     workers: list[UserAnswer]
 
@@ -304,6 +312,9 @@ def _job(
         preemptions=job.preemptions,
         migrations=job.migrations,
         paused_s=job.paused_s,
+        keeps=job.keeps,
+        lost_s=job.lost_s,
+        lost=job.lost,
         failures=job.failures,
         spec=_shown(job.spec),
     )
@@ -342,6 +353,8 @@ def nodes(plane: Plane) -> list[NodeAnswer]:
             gpu_memory_mib=node.gpu_memory_mib,
             host=node.host,
             drained=node.name in drained,
+            leaves_s=_finite(drained.get(node.name, math.inf)),
+            waits_for=sorted({one.name for one in workers.get(node.name, ())}) if node.name in drained else [],
             used=sum(worker.width_milli for worker in workers.get(node.name, ())) / 1000,
             workers=workers.get(node.name, []),
         )
@@ -377,6 +390,10 @@ def _workers_by_node(plane: Plane) -> dict[str, list[UserAnswer]]:
                 )
             )
     return found
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
 
 
 def _priority(job: Job) -> int:

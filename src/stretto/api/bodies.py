@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -27,10 +27,22 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Scale(msgspec.Struct, forbid_unknown_fields=True):
     min: int | None = None
     max: int | None = None
+    force: bool = False
+    """Though it would lose much work."""
 
 
 class Migrate(msgspec.Struct, forbid_unknown_fields=True):
     to: str
+    force: bool = False
+
+
+class Suspend(msgspec.Struct, forbid_unknown_fields=True):
+    force: bool = False
+
+
+class Drain(msgspec.Struct, forbid_unknown_fields=True):
+    within_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """So long jobs may stay that would lose their work; 0: not at all; null: until they end."""
 
 
 class SetPolicy(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,6 +88,15 @@ async def read(request: Request, shape: type[Shape]) -> Shape:
     """A JSON body of this shape."""
     _media_type(request, _JSON)
     return _convert(decode(await raw(request)), shape)
+
+
+async def read_if_any(request: Request, shape: type[Shape]) -> Shape:
+    """The same for a body that may be left out."""
+    body = await raw(request)
+    if not body:
+        return shape()
+    _media_type(request, _JSON)
+    return _convert(decode(body), shape)
 
 
 def decode(body: bytes) -> Any:

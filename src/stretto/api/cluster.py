@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from fastapi import APIRouter, Request, Response
 
 import stretto
 from stretto.api import answers, bodies
 from stretto.api.describing import answers as documented
-from stretto.api.describing import takes
+from stretto.api.describing import may_take, takes
 from stretto.api.parts import Admin, Parts, Server, Viewer
 
 router = APIRouter(tags=["cluster"])
@@ -19,10 +21,12 @@ async def list_nodes(server: Server, caller: Viewer) -> Response:
     return answers.json(answers.List(answers.nodes(server.plane)))
 
 
-@router.post("/v1/nodes/{node}/drain", responses=documented("Node"))
-async def drain_node(server: Server, caller: Admin, node: str) -> Response:
-    """Leave a node."""
-    await server.plane.drain(node, True, caller.user)
+@router.post("/v1/nodes/{node}/drain", responses=documented("Node"), openapi_extra=may_take("Drain"))
+async def drain_node(request: Request, server: Server, caller: Admin, node: str) -> Response:
+    """Leave a node. Jobs that would lose their work may end there, or stay for a while."""
+    asked = await bodies.read_if_any(request, bodies.Drain)
+    within_s = math.inf if asked.within_s is None else asked.within_s
+    await server.plane.drain(node, True, caller.user, within_s=within_s)
     return _node(server, node)
 
 

@@ -31,6 +31,11 @@ def takes(shape: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(shape)}}}}
 
 
+def may_take(shape: str) -> dict[str, Any]:
+    """The same where the body may be left out."""
+    return {"requestBody": {"content": {"application/json": {"schema": _ref(shape)}}}}
+
+
 def _ref(shape: str) -> dict[str, str]:
     return {"$ref": _REF.format(name=shape)}
 
@@ -92,7 +97,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    asked = (bodies.Scale, bodies.Migrate, bodies.SetPolicy, bodies.TokenRequest)
+    asked = (
+        bodies.Scale, bodies.Migrate, bodies.Suspend, bodies.Drain, bodies.SetPolicy, bodies.TokenRequest,
+    )  # fmt: skip
     named = {**SHAPES, **{body.__name__: body for body in asked}}
     roots, schemas = msgspec.json.schema_components(list(named.values()), ref_template=_REF)
     for name, root in zip(named, roots, strict=True):

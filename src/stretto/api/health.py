@@ -58,6 +58,12 @@ class Collector:
         for kind, count in sorted(observed.events.items()):
             events.add_metric([kind], count)
         yield events
+        lost = CounterMetricFamily(
+            "stretto_work_lost_seconds", "Work that jobs lost since the server started.", labels=["cause"]
+        )
+        for cause, lost_s in observed.lost_s.items():
+            lost.add_metric([cause], lost_s)
+        yield lost
         drained = len(plane.loop.rules.drained)
         for name, text, value in (
             ("devices_total", "Devices of nodes that are in use.", observed.devices),

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 
 from stretto.api import answers, bodies
 from stretto.api.auth import Caller, check_owner
-from stretto.api.describing import SUBMIT, takes
+from stretto.api.describing import SUBMIT, may_take, takes
 from stretto.api.describing import answers as documented
 from stretto.api.parts import Parts, Server, User, Viewer, parts_of
 from stretto.errors import UsageError
@@ -121,10 +121,13 @@ async def cancel_job(server: Server, caller: User, job: str) -> Response:
     return await _wish(server, caller, job, "cancel")
 
 
-@router.post("/v1/jobs/{job}/suspend", status_code=202, responses=documented("Job", 202))
-async def suspend_job(server: Server, caller: User, job: str) -> Response:
+@router.post(
+    "/v1/jobs/{job}/suspend", status_code=202, responses=documented("Job", 202), openapi_extra=may_take("Suspend")
+)  # fmt: skip
+async def suspend_job(request: Request, server: Server, caller: User, job: str) -> Response:
     """Take its workers away until it is resumed."""
-    return await _wish(server, caller, job, "suspend")
+    asked = await bodies.read_if_any(request, bodies.Suspend)
+    return await _wish(server, caller, job, "suspend", force=asked.force)
 
 
 @router.post("/v1/jobs/{job}/resume", status_code=202, responses=documented("Job", 202))
@@ -142,7 +145,7 @@ async def scale_job(request: Request, server: Server, caller: User, job: str) ->
     if asked.min is None and asked.max is None:
         raise UsageError("neither min nor max is given", hint='send {"min": 1, "max": 4}, or one of them')
     found = await _own(server, caller, job)
-    changed = await server.plane.scale(found.id, asked.min, asked.max, caller.user)
+    changed = await server.plane.scale(found.id, asked.min, asked.max, caller.user, force=asked.force)
     return answers.json(answers.job(server.plane, changed), 202)
 
 
@@ -153,7 +156,7 @@ async def migrate_job(request: Request, server: Server, caller: User, job: str) 
     """Move it to a node."""
     asked = await bodies.read(request, bodies.Migrate)
     found = await _own(server, caller, job)
-    changed = await server.plane.migrate(found.id, asked.to, caller.user)
+    changed = await server.plane.migrate(found.id, asked.to, caller.user, force=asked.force)
     return answers.json(answers.job(server.plane, changed), 202)
 
 
@@ -171,9 +174,9 @@ async def _preview(parts: Parts, file: JobFile, context: Context, caller: Caller
     return answers.json(answers.PreviewAnswer(job=answers.job(parts.plane, job), forecast=forecast))
 
 
-async def _wish(server: Parts, caller: Caller, ref: str, wish: str) -> Response:
+async def _wish(server: Parts, caller: Caller, ref: str, wish: str, *, force: bool = False) -> Response:
     job = await _own(server, caller, ref)
-    changed = await server.plane.wish(job.id, wish, caller.user)
+    changed = await server.plane.wish(job.id, wish, caller.user, force=force)
     return answers.json(answers.job(server.plane, changed), 202)
 
 

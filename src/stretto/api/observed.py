@@ -20,6 +20,8 @@ class Observed:
         self._plane, self._clock = plane, clock
         self.events: Counter[str] = Counter()
         """By kind, since the server started."""
+        self.lost_s: dict[str, float] = dict.fromkeys(("preempted", "machine", "node"), 0.0)
+        """Seconds of work that jobs lost, by cause, since the server started."""
         self._phases: dict[int, Phase] = {}
         self._held_milli: dict[int, int] = {}
         self._jobs: Counter[Phase] = Counter()
@@ -56,6 +58,8 @@ class Observed:
 
     def _hear(self, recorded: e.Recorded, job: Job | None) -> None:
         self.events[type(recorded.event).__name__.lower()] += 1
+        if isinstance(recorded.event, e.Interrupted):
+            self.lost_s[recorded.event.cause] += recorded.event.lost_s
         if job is not None and self._note(job):
             self._add_point()
 

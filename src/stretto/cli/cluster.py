@@ -16,16 +16,30 @@ token = App(name="token", help="Tokens: create, list, revoke.", help_format="pla
 def nodes(
     *,
     drain: Annotated[str | None, Parameter(help="Leave this node: its workers move, and none comes.")] = None,
+    within: Annotated[
+        str | None, Parameter(help="With --drain: so long those may stay that would lose their work, such as 10m.")
+    ] = None,
+    now: Annotated[
+        bool, Parameter(negative=(), help="With --drain: nobody may stay to end, whatever is lost.")
+    ] = False,
     undrain: Annotated[str | None, Parameter(help="Take this node into use again.")] = None,
     json: Json = False,
     connection: Connection = HERE,
 ) -> None:
-    """List the nodes with their devices and who uses them; drain one, or take it into use again."""
+    """List the nodes with their devices and who uses them; drain one, or take it into use again.
+
+    Jobs that would lose their work stay on a drained node until they end, unless --within or --now is given.
+    """
     if drain and undrain:
         raise UsageError("one node at a time is drained or taken into use again", hint="use two commands")
+    if (within or now) and not drain:
+        raise UsageError("--within and --now say how a node is drained", hint="add --drain NODE")
+    if within and now:
+        raise UsageError("--within and --now are both given", hint="keep one of them")
+    within_s = 0.0 if now else None if within is None else words.seconds(within)
     with connection.client() as client:
         if drain:
-            client.drain(drain)
+            client.drain(drain, within_s=within_s)
         if undrain:
             client.undrain(undrain)
         found = client.nodes()
@@ -47,7 +61,8 @@ def policy_set(
     /,
     *,
     set_: Annotated[
-        list[str], Parameter(name="--set", negative=(), help="key=value of an option; may be repeated.")
+        list[str],
+        Parameter(name="--set", negative=(), help="key=value of an option, or of the cycle around the policy; repeat."),
     ] = [],  # noqa: B006
     placement: Annotated[str | None, Parameter(help="Where workers are put; as it is if not given.")] = None,
     json: Json = False,
@@ -142,7 +157,7 @@ def _node(node: Any) -> list[str]:
         sizes[who] = sizes.get(who, 0) + 1
     jobs = ", ".join(who if count == 1 else f"{who} ×{count}" for who, count in sizes.items())
     used = f"{words.number(node.used)}/{node.devices}"
-    state = "drained" if node.drained else "ready"
+    state = ("draining" if node.get("waits_for") else "drained") if node.drained else "ready"
     return [node.name, node.pool, used, f"{node['cpu_milli'] / 1000:g}", words.mib(node["memory_mib"]), state, jobs]
 
 
@@ -151,7 +166,8 @@ def _print_policy(policy: Any, json: bool) -> None:
         show.as_json(policy)
         return
     options = " ".join(f"{name}={value}" for name, value in policy.options.items())
-    told = [("policy", policy.name), ("options", options), ("placement", policy.placement)]
+    settings = " ".join(f"{name}={value}" for name, value in policy.get("settings", {}).items())
+    told = [("policy", policy.name), ("options", options), ("placement", policy.placement), ("settings", settings)]
     show.listing([(name, value) for name, value in [*told, ("trouble", policy.get("trouble", ""))] if value])
 
 

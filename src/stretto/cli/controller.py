@@ -22,7 +22,8 @@ def controller(
     namespace: Annotated[str, Parameter(help="Where its lease is.")] = "stretto-system",
     policy: Annotated[str, Parameter(help="The policy that decides.")] = "stretto",
     set_: Annotated[
-        list[str], Parameter(name="--set", negative=(), help="NAME=VALUE of the policy; may be repeated.")
+        list[str],
+        Parameter(name="--set", negative=(), help="NAME=VALUE of the policy, or of the cycle around it; repeat."),
     ] = [],  # noqa: B006
     placement: Annotated[str, Parameter(help="Which node each worker gets.")] = "fewest-moves",
     quota: Annotated[
@@ -43,14 +44,18 @@ def controller(
     """Run jobs on Kubernetes: watch ElasticJobs, decide, make and bind their worker pods."""
     from stretto.api.process import set_up_logging
     from stretto.cli.server import quotas_of
+    from stretto.core import cycle
     from stretto.kubernetes.controller import Options
     from stretto.kubernetes.process import Settings, run, serve
+    from stretto.server import cycle_settings
 
     if url and not url.startswith(("ws://", "wss://")):
         raise UsageError(f"{url!r} is no address of a WebSocket", hint="write ws://HOST:PORT")
+    own, policy_options = cycle_settings.split(words.pairs(set_))
+    cycle_settings.read(own, cycle.Settings())
     settings = Settings(
         options=Options(
-            namespace=namespace, url=url.rstrip("/"), policy=policy, policy_options=words.pairs(set_),
+            namespace=namespace, url=url.rstrip("/"), policy=policy, policy_options=policy_options, settings=own,
             placement=placement, gpu_resource=gpu_resource, quotas=quotas_of(quota),
             record=record,
         ),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _MOST_SHOWN = 200
 Phase = Literal["queued", "running", "suspended", "succeeded", "failed", "cancelled"]
 Level = Literal["elastic", "restart", "rigid", "service"]
+Force = Annotated[bool, Parameter(name="--force", negative=(), help="Though it would lose more than a minute of work.")]
 
 
 def ps(
@@ -79,9 +80,9 @@ def cancel(*jobs: JobRefs, json: Json = False, place: Place = SOMEWHERE) -> int:
     return _each(jobs, json, place, lambda client, ref: client.cancel(ref), said)
 
 
-def suspend(*jobs: JobRefs, json: Json = False, place: Place = SOMEWHERE) -> int:
+def suspend(*jobs: JobRefs, force: Force = False, json: Json = False, place: Place = SOMEWHERE) -> int:
     """Suspend jobs: they give up their workers and wait for `stretto resume`."""
-    return _each(jobs, json, place, lambda client, ref: client.suspend(ref), "is being suspended")
+    return _each(jobs, json, place, lambda client, ref: client.suspend(ref, force=force), "is being suspended")
 
 
 def resume(*jobs: JobRefs, json: Json = False, place: Place = SOMEWHERE) -> int:
@@ -94,13 +95,14 @@ def scale(
     workers: Annotated[str, Parameter(help="4, or a range such as 1..4.")],
     /,
     *,
+    force: Force = False,
     json: Json = False,
     place: Place = SOMEWHERE,
 ) -> None:
     """Change between how many workers a job may run."""
     low, high = words.parse_sizes(workers)
     with place.client() as client, guessing(client, job):
-        changed = client.scale(job, low, high)
+        changed = client.scale(job, low, high, force=force)
     _told(changed, json, f"may have {words.limits(low, high)} workers now")
 
 
@@ -109,12 +111,13 @@ def migrate(
     /,
     *,
     to: Annotated[str, Parameter(help="The node's name; `stretto nodes` lists them.")],
+    force: Force = False,
     json: Json = False,
     connection: Connection = HERE,
 ) -> None:
     """Move a job to another node."""
     with connection.client() as client, guessing(client, job):
-        changed = client.migrate(job, to)
+        changed = client.migrate(job, to, force=force)
     _told(changed, json, f"moves to {to}")
 
 
@@ -146,6 +149,8 @@ def called(job: Mapping[str, Any]) -> str:
 def _row(job: Job, now_s: float) -> list[str]:
     age_s = now_s - job.submitted_s
     note = job.message if job.ended else (job.get("text") or job.message)
+    if job.get("lost_s"):
+        note = f"lost {words.span(job.lost_s)} of work; {note}".rstrip("; ")
     return [
         job.id, job.name, words.phase(job), words.size(job), words.progress(job), words.rate(job),
         words.span(job.eta_s), words.span(age_s), job.user, words.one_line(note),
@@ -181,6 +186,7 @@ def _print_job(job: Job, now_s: float) -> None:
         ("waited, ran", f"{words.span(job.waited_s)}, {words.span(job.ran_s)}"),
         ("device time", words.span(job["device_s"])),
         ("history", _history(job)),
+        ("lost", words.lost(job)),
     ]
     show.listing([(name, value) for name, value in told if value])
     _print_speeds(job.get("speeds") or [])

@@ -33,6 +33,10 @@ def run(
         Literal["elastic", "restart", "rigid"] | None,
         Parameter(help="Resizes in process, by restart, or never. A range of workers means elastic."),
     ] = None,
+    preemptible: Annotated[
+        bool | None,
+        Parameter(help="Whether more urgent jobs may stop it; default: yes, unless it is rigid."),
+    ] = None,
     queue: str | None = None,
     after: Annotated[
         list[str], Parameter(negative=(), help="Numbers or names of jobs that must have ended before; may be repeated.")
@@ -62,7 +66,7 @@ def run(
     resources = {"gpu": gpu, "gpu_memory": gpu_memory, "cpu": cpu, "memory": memory}
     fields = {
         "run": argv(command, "" if on_server else "python"), "name": name, "image": image, "priority": priority,
-        "level": level, "queue": queue,
+        "level": level, "queue": queue, "preemptible": preemptible,
         "labels": words.pairs(label), "deadline": deadline, "expect": expect,
         "stop": _given({"after": stop_after, "grace": grace}),
         "resources": _given(resources), **sizes(workers),

@@ -106,6 +106,14 @@ def rate(job: Mapping[str, Any]) -> str:
     return f"{'' if job.get('rate_timed', True) else '~'}{number(float(f'{told:.3g}'))}"
 
 
+def lost(job: Mapping[str, Any]) -> str:
+    """`42s of work: stopped for urgent-job (12s), node-1 lost (30s)`."""
+    if not job.get("lost_s"):
+        return ""
+    told = ", ".join(f"{what} ({span(lost_s)})" for what, lost_s in (job.get("lost") or {}).items())
+    return f"{span(job['lost_s'])} of work" + (f": {told}" if told else "")
+
+
 def bar(share: float, width: int) -> str:
     """A horizontal bar, in eighths of a character."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)

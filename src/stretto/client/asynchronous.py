@@ -84,17 +84,18 @@ class AsyncClient:
     async def cancel(self, ref: Ref) -> Job:
         return await self._do(calls.wish(ref, "cancel"))
 
-    async def suspend(self, ref: Ref) -> Job:
-        return await self._do(calls.wish(ref, "suspend"))
+    async def suspend(self, ref: Ref, *, force: bool = False) -> Job:
+        """`force`: though it would lose more than a minute of work."""
+        return await self._do(calls.wish(ref, "suspend", force=force))
 
     async def resume(self, ref: Ref) -> Job:
         return await self._do(calls.wish(ref, "resume"))
 
-    async def scale(self, ref: Ref, min: int | None = None, max: int | None = None) -> Job:
-        return await self._do(calls.scale(ref, min, max))
+    async def scale(self, ref: Ref, min: int | None = None, max: int | None = None, *, force: bool = False) -> Job:
+        return await self._do(calls.scale(ref, min, max, force=force))
 
-    async def migrate(self, ref: Ref, to: str) -> Job:
-        return await self._do(calls.migrate(ref, to))
+    async def migrate(self, ref: Ref, to: str, *, force: bool = False) -> Job:
+        return await self._do(calls.migrate(ref, to, force=force))
 
     async def why(self, ref: Ref) -> Why:
         return await self._do(calls.why(ref))
@@ -161,8 +162,10 @@ class AsyncClient:
     async def nodes(self) -> list[Node]:
         return await self._do(calls.nodes())
 
-    async def drain(self, node: str) -> Node:
-        return await self._do(calls.drain(node, "drain"))
+    async def drain(self, node: str, *, within_s: float | None = None) -> Node:
+        """Leave a node: its workers move, and no new one comes. Jobs that would lose their work stay until they end, or
+        so long; 0: not at all."""
+        return await self._do(calls.drain(node, "drain", within_s))
 
     async def undrain(self, node: str) -> Node:
         return await self._do(calls.drain(node, "undrain"))

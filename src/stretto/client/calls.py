@@ -117,18 +117,23 @@ class Pages:
         return page.items
 
 
-def wish(ref: Ref, verb: str) -> Call[Job]:
+def wish(ref: Ref, verb: str, *, force: bool = False) -> Call[Job]:
     """cancel, suspend or resume."""
-    return _post(f"{_job(ref)}/{verb}", Job)
+    return _post(f"{_job(ref)}/{verb}", Job, _forced(force))
 
 
-def scale(ref: Ref, low: int | None, high: int | None) -> Call[Job]:
-    sizes = {"min": low, "max": high}
-    return _post(f"{_job(ref)}/scale", Job, {name: size for name, size in sizes.items() if size is not None})
+def scale(ref: Ref, low: int | None, high: int | None, *, force: bool = False) -> Call[Job]:
+    sizes = {name: size for name, size in (("min", low), ("max", high)) if size is not None}
+    return _post(f"{_job(ref)}/scale", Job, {**sizes, **_forced(force)})
 
 
-def migrate(ref: Ref, to: str) -> Call[Job]:
-    return _post(f"{_job(ref)}/migrate", Job, {"to": to})
+def migrate(ref: Ref, to: str, *, force: bool = False) -> Call[Job]:
+    return _post(f"{_job(ref)}/migrate", Job, {"to": to, **_forced(force)})
+
+
+def _forced(force: bool) -> dict[str, Any]:
+    """Servers of before do not know the field, and need not."""
+    return {"force": True} if force else {}
 
 
 def why(ref: Ref) -> Call[Why]:
@@ -170,9 +175,10 @@ def nodes() -> Call[list[Node]]:
     return _list("/v1/nodes", Node)
 
 
-def drain(node: str, verb: str) -> Call[Node]:
+def drain(node: str, verb: str, within_s: float | None = None) -> Call[Node]:
     """drain or undrain."""
-    return _post(f"/v1/nodes/{_quoted(node)}/{verb}", Node)
+    body = {} if within_s is None else {"within_s": within_s}
+    return _post(f"/v1/nodes/{_quoted(node)}/{verb}", Node, body)
 
 
 def policy() -> Call[Policy]:

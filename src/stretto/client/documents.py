@@ -48,6 +48,9 @@ class Job(Document):
     speeds: list[dict[str, Any]]
     eta_s: float | None
     expected: dict[str, Any] | None
+    lost_s: float
+    """Seconds of work that it lost to others and to faults; `lost` says to which."""
+    lost: dict[str, float]
     spec: dict[str, Any]
 
     @property
@@ -87,6 +90,8 @@ class Node(Document):
     pool: str
     devices: int
     drained: bool
+    waits_for: list[str]
+    """Names of the jobs that are still on a drained node."""
     used: float
     workers: list[dict[str, Any]]
 
@@ -95,6 +100,7 @@ class Policy(Document):
     name: str
     options: dict[str, Any]
     placement: str
+    settings: dict[str, Any]
 
 
 class Preview(Document):

@@ -128,17 +128,18 @@ class Client:
     def cancel(self, ref: Ref) -> Job:
         return self._do(calls.wish(ref, "cancel"))
 
-    def suspend(self, ref: Ref) -> Job:
-        return self._do(calls.wish(ref, "suspend"))
+    def suspend(self, ref: Ref, *, force: bool = False) -> Job:
+        """`force`: though it would lose more than a minute of work."""
+        return self._do(calls.wish(ref, "suspend", force=force))
 
     def resume(self, ref: Ref) -> Job:
         return self._do(calls.wish(ref, "resume"))
 
-    def scale(self, ref: Ref, min: int | None = None, max: int | None = None) -> Job:
-        return self._do(calls.scale(ref, min, max))
+    def scale(self, ref: Ref, min: int | None = None, max: int | None = None, *, force: bool = False) -> Job:
+        return self._do(calls.scale(ref, min, max, force=force))
 
-    def migrate(self, ref: Ref, to: str) -> Job:
-        return self._do(calls.migrate(ref, to))
+    def migrate(self, ref: Ref, to: str, *, force: bool = False) -> Job:
+        return self._do(calls.migrate(ref, to, force=force))
 
     def why(self, ref: Ref) -> Why:
         return self._do(calls.why(ref))
@@ -212,9 +213,10 @@ class Client:
     def nodes(self) -> list[Node]:
         return self._do(calls.nodes())
 
-    def drain(self, node: str) -> Node:
-        """Leave a node: its workers move, and no new one comes."""
-        return self._do(calls.drain(node, "drain"))
+    def drain(self, node: str, *, within_s: float | None = None) -> Node:
+        """Leave a node: its workers move, and no new one comes. Jobs that would lose their work stay until they end, or
+        so long; 0: not at all."""
+        return self._do(calls.drain(node, "drain", within_s))
 
     def undrain(self, node: str) -> Node:
         return self._do(calls.drain(node, "undrain"))

@@ -48,6 +48,8 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The user's hint: seconds on the workers requested. 0: none."""
     expect_steps: int = 0
     """The user's hint: steps. 0: none."""
+    preemptible: bool = True
+    """Whether more urgent jobs may stop it."""
 
     @property
     def demand(self) -> tuple[int, int, int]:

@@ -103,6 +103,27 @@ class Retried(_Event, frozen=True, kw_only=True):
     """It had run well before: earlier faults do not count."""
 
 
+class Kept(_Event, frozen=True, kw_only=True):
+    """It was seen that a stop costs it no work, or (`keeps` false) that it does after all."""
+
+    how: str
+    keeps: bool = True
+    start_s: float = 0.0
+    """From its launch until it took part, where that was seen."""
+
+
+class Interrupted(_Event, frozen=True, kw_only=True):
+    """It wanted to run, and was stopped: for others, by a fault of the machine, or with its node."""
+
+    cause: Literal["preempted", "machine", "node"]
+    lost_s: float
+    """Seconds of its work that are gone."""
+    text: str
+    """What happened, in a few words."""
+    by: tuple[str, ...] = ()
+    """Names of the jobs that it was stopped for, where that is known."""
+
+
 class Progressed(_Event, frozen=True, kw_only=True):
     """Recorded now and then, not at every step."""
 
@@ -136,8 +157,8 @@ class Noted(_Event, frozen=True, kw_only=True):
 
 
 Event: TypeAlias = (
-    Submitted | Wished | Scaled | Moved | Launched | Running | Leaving | Exited | Resized | Retried | Progressed
-    | Migrated | Ended | Noted
+    Submitted | Wished | Scaled | Moved | Launched | Running | Leaving | Exited | Resized | Retried | Kept
+    | Interrupted | Progressed | Migrated | Ended | Noted
 )  # fmt: skip
 
 

@@ -14,6 +14,9 @@ from stretto.jobs import events as e
 from stretto.jobs.model import Job, Worker
 
 _DEVICE = 1000
+_MOST_TOLD = 8
+"""So many different losses are told one by one."""
+_EARLIER = "earlier"
 
 
 def apply(job: Job | None, event: e.Event, at_s: float) -> Job:
@@ -39,6 +42,10 @@ def apply(job: Job | None, event: e.Event, at_s: float) -> Job:
             return _exited(job, name, launch, how == "exited" and status == 0, at_s)
         case e.Retried(not_before_s=not_before_s, text=text, afresh=afresh):
             return _with(job, failures=1 if afresh else job.failures + 1, not_before_s=not_before_s, message=text)
+        case e.Kept(keeps=keeps, start_s=start_s):
+            return _with(job, keeps=keeps, start_s=start_s or job.start_s)
+        case e.Interrupted(lost_s=lost_s, text=text):
+            return _interrupted(job, lost_s, text)
         case e.Progressed():
             return _progressed(job, event)
         case e.Migrated():
@@ -105,6 +112,16 @@ def _exited(job: Job, name: str, launch: str, well: bool, at_s: float) -> Job:
     if job.wish == "suspend":
         return _with(job, phase="suspended")
     return _with(job, phase="queued", preemptions=job.preemptions + (gone.preempted and job.wish == "run"))
+
+
+def _interrupted(job: Job, lost_s: float, text: str) -> Job:
+    if not lost_s:
+        return job
+    lost = {**{said: s for said, s in job.lost.items() if said != text}, text: job.lost.get(text, 0.0) + lost_s}
+    while len(lost) > _MOST_TOLD:
+        first, second, *_ = lost
+        lost = {_EARLIER: lost.pop(first) + lost.pop(second), **lost}
+    return _with(job, lost_s=job.lost_s + lost_s, lost=lost)
 
 
 def _progressed(job: Job, event: e.Progressed) -> Job:

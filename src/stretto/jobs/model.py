@@ -103,6 +103,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     preemptions: int = 0
     """From some to none though it wished to run."""
     migrations: int = 0
+    keeps: bool = False
+    """It was seen to keep its progress when it is stopped."""
+    start_s: float = 0.0
+    """From launch to taking part, as it was measured; 0: it was not."""
+    lost_s: float = 0.0
+    """Seconds of work that it lost to others and to faults."""
+    lost: dict[str, float] = {}
+    """The same by what happened, the latest last."""
     steps: int = 0
     """Committed, as last recorded."""
     total_steps: int | None = None

@@ -38,6 +38,7 @@ from stretto.kubernetes.register import Entry, Key, Register
 from stretto.kubernetes.service_keeping import ServiceKeeper
 from stretto.kubernetes.site import ClusterSite
 from stretto.kubernetes.store import ObjectStore
+from stretto.server import cycle_settings
 from stretto.server.asked import request_of
 from stretto.server.book import Active, Book, Said
 from stretto.server.drivers.elastic import ElasticDriver
@@ -71,6 +72,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "stretto"
     policy_options: dict[str, Any] = {}
     placement: str = "fewest-moves"
+    settings: dict[str, Any] = {}
+    """Of the cycle around the policy: see `cycle_settings`."""
     gpu_resource: str = GPU_RESOURCE
     quotas: dict[str, Quota] = {}
     """By namespace; `*` is every other."""
@@ -92,7 +95,7 @@ class Controller:
         estimates = Estimates()
         rules = Rules(
             plugins.find(options.policy, options.policy_options),
-            msgspec.structs.replace(cycle.LIVE, placement=options.placement),
+            cycle_settings.read(options.settings, msgspec.structs.replace(cycle.LIVE, placement=options.placement)),
             options.quotas,
         )
         self.loop = Loop(
@@ -107,6 +110,8 @@ class Controller:
         self._taking_in: dict[Key, asyncio.Task[None]] = {}
         self._refused: dict[Key, int] = {}
         """Objects that are no jobs, by the generation that was refused."""
+        self.lost_s: dict[str, float] = dict.fromkeys(("preempted", "machine", "node"), 0.0)
+        """Seconds of work that jobs lost, by cause, since this controller leads."""
         self._fenced = asyncio.Event()
         self.ready = asyncio.Event()
         """Everything that runs has been adopted."""
@@ -502,6 +507,8 @@ class Controller:
 
     def _hear(self, recorded: e.Recorded, job: Job | None) -> None:
         """An end that is written down: the job is nobody's any more."""
+        if isinstance(recorded.event, e.Interrupted):
+            self.lost_s[recorded.event.cause] += recorded.event.lost_s
         if job is not None and isinstance(recorded.event, e.Ended):
             entry = self.register.remove(job.number)
             self.store.forget(job.number)

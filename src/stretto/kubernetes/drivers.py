@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from stretto.backends.protocol import Exit
 from stretto.control.journal import Journal
 from stretto.jobs.model import Seat, Worker
@@ -70,6 +72,14 @@ class ClusterGroupDriver(GroupDriver):
         variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(member)}
         variables |= {"GROUP_WORLD_SIZE": str(size), "MASTER_ADDR": ""}
         return variables
+
+    def _find_checkpoints(self) -> Path | None:
+        """On a volume that only its pods see."""
+        return None
+
+    def _has_saved(self, asked_s: float) -> bool:
+        """It has somewhere to save its state, and says that all is well."""
+        return bool(self.active.file.checkpoint.dir) and all(end.status == 0 for end in self._ends)
 
 
 def folders(entry: Entry, file: JobFile) -> dict[str, str]:

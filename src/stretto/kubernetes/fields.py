@@ -29,7 +29,8 @@ TRAINS = "worker"
 """The container of this name is the one that trains; the first if there is none."""
 
 AS_IN_JOB_FILE = (
-    "queue", "priority", "setup", "workdir", "env", "image", "level", "resources", "service", "deadline", "expect",
+    "queue", "priority", "setup", "workdir", "env", "image", "level", "preemptible", "resources", "service", "deadline",
+    "expect",
     "after", "stop", "retries", "checkpoint", "consistency", "hyperparameters",
 )  # fmt: skip
 """Fields of the spec that mean what they mean in a job file."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -17,6 +17,11 @@ class Landscape(msgspec.Struct, frozen=True):
     nodes: Nodes
     room: capacity.Room
     gpu_resource: str
+
+    @property
+    def drained(self) -> Mapping[str, float]:
+        """None: who may not go to a node that is cordoned is a matter of its reach, and `kubectl drain` ends pods."""
+        return {}
 
     def columns(self) -> Nodes:
         return self.nodes

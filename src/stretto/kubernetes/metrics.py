@@ -43,6 +43,12 @@ class _Numbers:
         yield GaugeMetricFamily("stretto_decision_seconds", "How long the last decision took.", loop.decision_s)
         yield CounterMetricFamily("stretto_pods_created", "Worker pods made by this controller.", backend.launched)
         yield CounterMetricFamily("stretto_pods_bound", "Worker pods bound by this controller.", backend.bound)
+        lost = CounterMetricFamily(
+            "stretto_work_lost_seconds", "Work that jobs lost since this controller leads.", labels=["cause"]
+        )
+        for cause, lost_s in controller.lost_s.items():
+            lost.add_metric([cause], lost_s)
+        yield lost
         yield GaugeMetricFamily(
             "stretto_watch_stale_seconds", "Time since the API server was last heard of.", controller.cluster.stale_s()
         )

@@ -72,6 +72,7 @@ def describe(view: View, before: Mapping[str, Any], now_s: float) -> dict[str, A
         "migrations": job.migrations,
         "restarts": max(0, job.starts - 1),
         "failures": job.failures,
+        "lostSeconds": round(job.lost_s),
         "observedGeneration": view.generation,
         "number": job.number,
         "accounts": {**accounts(job), "speeds": msgspec.to_builtins(view.speeds)},

@@ -24,6 +24,7 @@ def status_schema() -> Schema:
         migrations=_whole("How often a worker moved to another node."),
         restarts=_whole("How often it was started again after a crash of its own."),
         failures=_whole("Crashes of its own since it last made progress."),
+        lostSeconds=_whole("Seconds of its work that were lost: stopped for more urgent jobs, or by faults."),
         lastCheckpoint=_object("The latest complete checkpoint.", step=_whole("Its step."), time=_time("When.")),
         startTime=_time("When its first worker started."),
         completionTime=_time("When it ended."),

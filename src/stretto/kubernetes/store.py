@@ -18,7 +18,7 @@ from stretto.kubernetes.learned import Learned
 from stretto.kubernetes.register import Register
 from stretto.store import Entry
 
-_DURABLE = (e.Submitted, e.Exited, e.Retried, e.Ended, e.Wished, e.Scaled)
+_DURABLE = (e.Submitted, e.Exited, e.Retried, e.Kept, e.Interrupted, e.Ended, e.Wished, e.Scaled)
 _PROGRESS_S = 10.0
 _PROGRESS_PER_S = 10.0
 

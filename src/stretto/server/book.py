@@ -84,6 +84,10 @@ class Active:
     wanted: int = 0
     """For a service: the replicas that its load asks for."""
     progress: Progress = field(default_factory=Progress)
+    saved_s: float = 0.0
+    """When the newest checkpoint was written that its driver has seen (level restart); 0: none."""
+    own_act: bool = False
+    """Its user has asked for a change that stops it: what that costs is nobody else's doing."""
     row: Any = None
     """What `view` has made of it for the last snapshot."""
 

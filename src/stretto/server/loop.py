@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -27,15 +27,17 @@ from stretto.core.cycle import CycleState
 from stretto.core.policy import Policy
 from stretto.errors import StrettoError
 from stretto.jobs import events as e
-from stretto.jobs.model import Seat, Worker
-from stretto.server import deciding, reconcile, view
+from stretto.jobs.model import Job, Seat, Worker
+from stretto.server import deciding, loss, reconcile, view
 from stretto.server.book import Active, Book, Said
-from stretto.server.drivers.base import Driver, End, Fault, Surroundings
+from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings
 from stretto.server.estimates import Estimates
 from stretto.server.site import Decide, Question, Site
 from stretto.server.view import Cluster, Hold, Quota
 
 _log = logging.getLogger("stretto.server")
+
+_Cause: TypeAlias = Literal["preempted", "machine", "node"]
 
 _RECORD_PROGRESS_S = 10.0
 _BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 300.0
@@ -52,7 +54,8 @@ class Rules:
     settings: cycle.Settings = field(default_factory=lambda: cycle.LIVE)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     """By user; `*` is everybody else."""
-    drained: frozenset[str] = frozenset()
+    drained: Mapping[str, float] = field(default_factory=dict)
+    """Nodes that are to be left, and until when those may stay there who would lose their work."""
 
 
 class Loop:
@@ -100,11 +103,15 @@ class Loop:
         """When a worker that was asked to leave is killed, by launch."""
         self._asked: set[str] = set()
         """Launches that were sent a signal."""
+        self._stopped_for: dict[int, tuple[str, ...]] = {}
+        """Jobs that are being stopped for others, and their names."""
         self.state = CycleState()
         """What the cycle and the policy remember."""
         self.remembered: Callable[[], None] = lambda: None
         """Called after every decision."""
         self._agenda = Agenda()
+        self._decided_s = -math.inf
+        """When the policy was last asked."""
         self._adopting = False
         self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -126,6 +133,7 @@ class Loop:
                     self._deadlines[worker.launch] = self._give_up_s(active)
             if active.job.workers:
                 active.pool = self._pool_of(active.target)
+                self._note_keeping(active)
         self._adopting = True
         try:
             await self.backend.open(list(self._launches), self._tell)
@@ -187,7 +195,11 @@ class Loop:
     def _ask_s(self) -> float:
         """When the policy is asked next, as things are."""
         held_s = min((hold.until_s for hold in self.holds.values()), default=math.inf)
-        return max(self._agenda.rest_s, min(self._agenda.wake_s, held_s))
+        return max(self._agenda.rest_s, min(self._agenda.wake_s, held_s, self._patience_s()))
+
+    def _patience_s(self) -> float:
+        """When those have to leave a drained node who may still stay there to end."""
+        return min((s for s in self.rules.drained.values() if s > self._decided_s), default=math.inf)
 
     async def _wait(self) -> None:
         """Until somebody wakes us, or a decision or a deadline is due."""
@@ -212,6 +224,7 @@ class Loop:
     async def _decide(self, now_s: float) -> None:
         """Ask, and take over what is answered. What happens meanwhile is the next decision's business."""
         self._agenda = msgspec.structs.replace(self._agenda, wake_s=math.inf)
+        self._decided_s = now_s
         began_s, policy = time.monotonic(), self.rules.policy
         question = self._question(now_s)
         try:
@@ -362,6 +375,8 @@ class Loop:
         failing = self._driver(active).failing
         why = "the job has failed" if failing else active.ground.text
         taken = not failing and active.job.wish == "run"
+        if taken:
+            self._stopped_for[active.number] = getattr(active.ground, "jobs", ())
         self.book.record(active.number, *(e.Leaving(worker=name, why=why, preempted=taken) for name in workers))
 
     def _give_up_s(self, active: Active) -> float:
@@ -388,6 +403,8 @@ class Loop:
         # Those that move are still among the members until the newcomers are.
         driver.prepare(sum(not worker.leaving for worker in active.job.workers) + len(seats))
         first, members = active.job.launches, driver.members(len(seats))
+        if not active.job.workers:
+            active.own_act = False
         events = [
             e.Launched(
                 worker=f"w{first + i}",
@@ -482,14 +499,56 @@ class Loop:
         events.append(
             e.Exited(worker=worker.name, launch=exit.launch, how=exit.how, status=exit.status, text=exit.text)
         )
+        before = active.job
         durable = self.book.record(active.number, *events)
         durable.add_done_callback(lambda future: None if future.cancelled() else self.backend.forget(exit.launch))
         judgement = self._driver(active).exited(worker, exit, len(active.job.workers))
+        self._note_keeping(active)
+        if not active.job.workers and before.workers:
+            self._note_interruption(active, before, worker, exit, judgement)
         # What was lost while there was no server, with the whole machine perhaps, is nobody's fault.
         if isinstance(judgement, Fault) and not (self._adopting and exit.how == "lost"):
             self._retry(active, judgement.text)
         self._settle(active)
         self.wake(decide=True)
+
+    def _note_keeping(self, active: Active) -> None:
+        """What its driver has seen of its ability to keep its progress."""
+        driver = self.drivers.get(active.number)
+        if driver is None or driver.seen is None:
+            return
+        seen, driver.seen = driver.seen, None
+        if seen.keeps != active.job.keeps:
+            self.book.record(active.number, seen)
+
+    def _note_interruption(self, active: Active, before: Job, worker: Worker, exit: Exit, judgement: Judgement) -> None:
+        """Its last worker has ended. If it wanted to go on, what was its work worth that is gone?"""
+        number, by = active.number, self._stopped_for.pop(active.number, ())
+        if isinstance(judgement, End) or self._driver(active).end is not None or active.job.wish != "run":
+            return
+        known = msgspec.structs.replace(before, keeps=active.job.keeps)
+        lost_s = round(loss.lost_s(active, self.clock(), known), 3)
+        found = self._cause(active, worker, exit, judgement, by)
+        if found is None or active.own_act or active.request.is_service:
+            return
+        cause, text = found
+        if lost_s or (cause == "preempted" and not active.target):
+            self.book.record(number, e.Interrupted(cause=cause, lost_s=lost_s, text=text, by=by))
+
+    def _cause(
+        self, active: Active, worker: Worker, exit: Exit, fault: Judgement, by: Sequence[str]
+    ) -> tuple[_Cause, str] | None:
+        """Why a job has lost its last worker, and in a few words; None: it was nobody's doing but its own."""
+        node = worker.seat.node
+        if worker.preempted and node in self.rules.drained:
+            return "node", f"{node} drained"
+        if worker.preempted and by:
+            return "preempted", f"stopped for {', '.join(by)}"
+        if worker.preempted:
+            return "preempted", "restarted at another size" if active.target else "stopped for others"
+        if isinstance(fault, Fault):
+            return ("node", f"{fault.node} lost") if fault.node else ("machine", fault.text.partition(":")[0])
+        return ("node", f"asked to leave {node}") if exit.asked else None
 
     def _settle(self, active: Active) -> None:
         """Is this the end?"""
@@ -509,6 +568,7 @@ class Loop:
         events.append(e.Ended(phase=end.phase, message=end.message, exit_code=end.exit_code))
         active.target = ()
         self.book.record(active.number, *events)
+        self._stopped_for.pop(active.number, None)
         driver = self.drivers.pop(active.number, None)
         if driver is not None:
             self.spawn(driver.close())
@@ -542,6 +602,7 @@ class Loop:
         active = self.book.active(number)
         if active is None:
             return
+        self._note_keeping(active)
         self._settle(active)
         self.wake(decide=True, urgent=active.request.is_service)
 

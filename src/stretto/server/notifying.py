@@ -1,4 +1,4 @@
-"""Tells web addresses that a job named what becomes of it: when it starts, and when it has ended.
+"""Tells web addresses that a job named what becomes of it: when it starts, when it is stopped, and when it has ended.
 
 A POST with JSON: the event, and the job as it is then. Who does not answer with 2xx is tried again for a while; what
 cannot be delivered is given up and said in the server's log. Nothing waits for it.
@@ -69,11 +69,12 @@ def about(job: Job) -> dict[str, Any]:
         "ended_s": job.ended_s,
         "steps": job.steps,
         "total_steps": job.total_steps,
+        "lost_s": job.lost_s,
     }
 
 
 def _matters(event: e.Event, job: Job) -> bool:
-    if isinstance(event, (e.Ended, e.Retried, e.Wished)):
+    if isinstance(event, (e.Ended, e.Retried, e.Wished, e.Interrupted)):
         return True
     return isinstance(event, e.Launched) and len(job.workers) == 1
 

@@ -29,7 +29,7 @@ from stretto.errors import Conflict, Impossible, NotFound, StrettoError, Unavail
 from stretto.jobs import events as e
 from stretto.jobs import lifecycle
 from stretto.jobs.model import ENDED, Context, Job
-from stretto.server import asked
+from stretto.server import asked, cycle_settings, loss
 from stretto.server import view as views
 from stretto.server.book import Active, Book
 from stretto.server.drivers import service as services
@@ -90,6 +90,8 @@ class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     options: dict[str, Any]
     placement: str
+    settings: dict[str, Any] = {}
+    """Of the cycle around it, where they are not as usual."""
     trouble: str = ""
 
 
@@ -153,9 +155,11 @@ class Plane:
         """Why the policy that was chosen earlier is not the one that decides."""
         rules = Rules(
             self._policy(chosen, optional=not policy),
-            msgspec.structs.replace(cycle.LIVE, placement=chosen["placement"]),
+            cycle_settings.read(
+                chosen.get("settings", {}), msgspec.structs.replace(cycle.LIVE, placement=chosen["placement"])
+            ),
             quotas or {},
-            frozenset(settings.get("drained", ())),
+            _drained(settings.get("drained", {})),
         )
         self._options: dict[str, Any] = dict(chosen["options"])
         surroundings = os.environ if environment is None else environment
@@ -398,9 +402,8 @@ class Plane:
             text = f"has {_ENDED[job.phase]}" + (f": {job.message}" if job.message else "")
         else:
             reason, text, target = active.reason.name, active.reason.text, len(active.target)
-        drained = sorted(cluster.drained)
-        if drained and not job.workers and active is not None:
-            text = f"{text}; drained {'nodes' if len(drained) > 1 else 'node'}: {', '.join(drained)}"
+        if active is not None:
+            text += _about_drained(job, cluster.drained, self.clock())
         told = self.expected([job.number]).get(job.number)
         if told is not None and not job.workers and (told.source != "unknown" or self._needs_lengths):
             text = f"{text}; {told.text}"
@@ -467,8 +470,8 @@ class Plane:
 
     # Changes.
 
-    async def wish(self, ref: str, wish: str, by: str, why: str = "") -> Job:
-        """cancel, suspend or run (resume)."""
+    async def wish(self, ref: str, wish: str, by: str, why: str = "", *, force: bool = False) -> Job:
+        """cancel, suspend or run (resume). What would lose much work is not suspended unless by force."""
         active = await self._not_ended(ref)
         if wish == active.job.wish:
             return self._current(active.job)
@@ -476,10 +479,12 @@ class Plane:
             raise Conflict(f"job {active.job.id} is being cancelled", hint="submit it again instead")
         if wish == "suspend" and active.request.is_service:
             raise Conflict(f"job {active.job.id} is a service", hint="scale it down, or cancel it")
+        if wish == "suspend":
+            self._check_loss(active, "suspending", force)
         await self._record(active, e.Wished(wish=wish, by=by, why=why or f"{_DONE[wish]} by {by}"))  # type: ignore[arg-type]
         return self._current(active.job)
 
-    async def scale(self, ref: str, low: int | None, high: int | None, by: str) -> Job:
+    async def scale(self, ref: str, low: int | None, high: int | None, by: str, *, force: bool = False) -> Job:
         active = await self._not_ended(ref)
         job = active.job
         if job.level == "rigid":
@@ -494,11 +499,15 @@ class Plane:
             raise UsageError(
                 f"{new_low}..{new_high} workers cannot be", hint=f"1 <= min <= max <= {MOST_WORKERS} must hold"
             )
-        self._check_possible(msgspec.structs.replace(active.request, min_workers=new_low, max_workers=new_high))
+        request = msgspec.structs.replace(active.request, min_workers=new_low, max_workers=new_high)
+        self._check_possible(request)
+        if active.target and len(active.target) not in request.sizes():
+            self._check_loss(active, "scaling", force)
+            active.own_act = job.level == "restart"
         await self._record(active, e.Scaled(min_workers=new_low, max_workers=new_high, by=by))
         return self._current(active.job)
 
-    async def migrate(self, ref: str, node: str, by: str) -> Job:
+    async def migrate(self, ref: str, node: str, by: str, *, force: bool = False) -> Job:
         active = await self._not_ended(ref)
         known = {one.name: one for one in self.backend.nodes()}
         if node not in known:
@@ -509,18 +518,32 @@ class Plane:
             raise Conflict(f"job {active.job.id} has no workers that could move", hint="wait until it runs")
         if known[node].devices * 1000 < active.request.min_workers * active.request.width_milli:
             raise Impossible(f"node {node} is too small for job {active.job.id}", hint="choose another")
+        if any(seat.node != node for seat in active.target):
+            self._check_loss(active, "moving", force)
+            active.own_act = active.job.level in ("restart", "rigid")
         if (driver := self.loop.drivers.get(active.number)) is not None:
             driver.watch_pauses()
         await self._record(active, e.Moved(node=node, by=by))
         return self._current(active.job)
 
-    async def drain(self, node: str, drained: bool, by: str) -> None:
-        """Leave a node, or take it into use again."""
+    def _check_loss(self, active: Active, doing: str, force: bool) -> None:
+        """Whoever would lose much work is not stopped by mistake."""
+        lost_s = loss.lost_s(active, self.clock())
+        if lost_s > loss.FORCED_S and not force:
+            raise Conflict(
+                f"{doing} job {active.job.id} would lose {lost_s:.0f} s of its work",
+                hint="let it end, or say that you mean it: --force",
+            )
+
+    async def drain(self, node: str, drained: bool, by: str, *, within_s: float = math.inf) -> None:
+        """Leave a node, or take it into use again. Jobs that would lose their work by it may stay for so long."""
         if node not in {one.name for one in self.backend.nodes()}:
             raise NotFound(f"there is no node {node!r}", hint="`stretto nodes` lists them")
-        names = self.loop.rules.drained | {node} if drained else self.loop.rules.drained - {node}
-        self.loop.rules.drained = frozenset(names)
-        self.store.put_setting("drained", sorted(names))
+        names = {name: until_s for name, until_s in self.loop.rules.drained.items() if name != node}
+        if drained:
+            names[node] = self.clock() + within_s
+        self.loop.rules.drained = names
+        self.store.put_setting("drained", {name: _finite(until_s) for name, until_s in sorted(names.items())})
         await self.book.note("drained" if drained else "undrained", by, node=node)
         self.loop.wake(decide=True, urgent=True)
 
@@ -530,17 +553,22 @@ class Plane:
             name=rules.policy.name,
             options=self._options,
             placement=rules.settings.placement,
+            settings=cycle_settings.unusual(rules.settings),
             trouble=self.loop.trouble or self._lost,
         )
 
     async def set_policy(self, name: str, options: dict[str, Any], place: str | None, by: str) -> PolicyInfo:
-        place = place or self.loop.rules.settings.placement
+        own, options = cycle_settings.split(options)
+        before = self.loop.rules.settings
+        settings = cycle_settings.read(own, msgspec.structs.replace(before, placement=place or before.placement))
+        place = settings.placement
         policy = await asyncio.to_thread(plugins.find, name, options)
         placement.load(place)
         self._options, self._lost = options, ""
-        self.loop.set_policy(policy, msgspec.structs.replace(self.loop.rules.settings, placement=place))
-        self.store.put_setting("policy", {"name": name, "options": options, "placement": place})
-        await self.book.note("policy", by, name=name, options=options, placement=place)
+        self.loop.set_policy(policy, settings)
+        more = {"settings": unusual} if (unusual := cycle_settings.unusual(settings)) else {}
+        self.store.put_setting("policy", {"name": name, "options": options, "placement": place, **more})
+        await self.book.note("policy", by, name=name, options=options, placement=place, **more)
         return self.policy()
 
     # What was learned.
@@ -629,6 +657,25 @@ def _total(active: Active) -> Total:
     """What is expected of one that `views` has just made a row of."""
     total = active.progress.total
     return active.row.prospect.total if total is None else Total(source="total")
+
+
+def _drained(stored: Any) -> dict[str, float]:
+    """As they were stored: with no end to their patience where none is given."""
+    names = stored if isinstance(stored, dict) else dict.fromkeys(stored)
+    return {name: math.inf if until_s is None else float(until_s) for name, until_s in names.items()}
+
+
+def _about_drained(job: Job, drained: Mapping[str, float], now_s: float) -> str:
+    """What drained nodes mean to it."""
+    if not job.workers:
+        names = ", ".join(sorted(drained))
+        return f"; drained {'nodes' if len(drained) > 1 else 'node'}: {names}" if drained else ""
+    here = sorted({worker.seat.node for worker in job.workers} & drained.keys())
+    if not here:
+        return ""
+    until_s = min(drained[node] for node in here)
+    rest = f" within {until_s - now_s:.0f} s" if now_s < until_s < math.inf else ""
+    return f"; {', '.join(here)} is drained: it leaves when it can, or has ended{rest}"
 
 
 def _finite(seconds: float) -> float | None:

@@ -49,7 +49,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     settings: cycle.Settings
     state: CycleState
     decide: Decide = cycle.decide
-    drained: frozenset[str]
+    drained: Mapping[str, float]
+    """Nodes that are to be left, and until when those may stay there who would lose their work."""
     now_s: float
 
 

@@ -20,7 +20,7 @@ from stretto.core.cores import CPU_POOL
 from stretto.core.request import JobRequest
 from stretto.core.snapshot import GPU, FloatArray, IntArray, Nodes, Snapshot
 from stretto.jobs.model import Job, Seat
-from stretto.server import lengths
+from stretto.server import lengths, loss
 from stretto.server.book import Active
 from stretto.server.estimates import Estimates, Shape
 from stretto.server.lengths import Prospect
@@ -44,8 +44,8 @@ class Hold(msgspec.Struct, frozen=True):
 
 class Cluster(msgspec.Struct, frozen=True):
     nodes: tuple[Node, ...]
-    drained: frozenset[str] = frozenset()
-    """Nodes that are to be left."""
+    drained: Mapping[str, float] = {}
+    """Nodes that are to be left, and until when those may stay there who would lose their work."""
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -54,13 +54,7 @@ class Cluster(msgspec.Struct, frozen=True):
     def columns(self) -> Nodes:
         pools = self.pools
         rows = [
-            (
-                pools.index(node.pool),
-                0 if node.name in self.drained else node.devices,
-                0 if node.name in self.drained else node.cpu_milli,
-                0 if node.name in self.drained else node.memory_mib,
-                node.gpu_memory_mib,
-            )
+            (pools.index(node.pool), node.devices, node.cpu_milli, node.memory_mib, node.gpu_memory_mib)
             for node in self.nodes
         ]
         columns = np.array(rows, np.int64).reshape(-1, 5)
@@ -79,6 +73,10 @@ class Landscape(Protocol):
 
     @property
     def pools(self) -> tuple[str, ...]: ...
+
+    @property
+    def drained(self) -> Mapping[str, float]:
+        """Nodes that are to be left, and until when those may stay there who would lose their work."""
 
     def columns(self) -> Nodes: ...
 
@@ -100,8 +98,10 @@ def snapshot(
     demand = np.column_stack([columns.pop(name) for name in _DEMAND])
     columns["width"] = _in_slots(columns["width"], demand, nodes, pools)
     step, is_service = columns.pop("step"), columns.pop("is_service").astype(np.bool_)
+    placed = _placed(jobs, nodes, most)
+    columns |= _stops(columns, placed, now_s)
     capacity = np.bincount(nodes.pool, nodes.devices * GPU, len(pools)).astype(np.int64)
-    return Snapshot(
+    found = Snapshot(
         now_s=now_s,
         pools=pools,
         capacity=capacity,
@@ -112,11 +112,12 @@ def snapshot(
         curve=curve,
         demand=demand,
         is_service=is_service,
-        placed=_placed(jobs, nodes, most),
+        placed=placed,
         step=step if (step != 1).any() else None,
         **_exploring(jobs, pools, estimates, columns),
         **columns,
     )
+    return _draining(found, cluster.drained) if cluster.drained else found
 
 
 def _in_slots(width: IntArray, demand: IntArray, nodes: Nodes, pools: tuple[str, ...]) -> IntArray:
@@ -157,10 +158,11 @@ _WHOLE = (
 _COLUMNS = (
     *_WHOLE, "submit_s", "deadline_s", "resize_s", "start_s", "remaining", "remaining_sd", "done", "ran_s", "gpu_s",
     "waited_s", "started_s", "changed_s", "is_service", "explores", "runs", "held", "waits",
+    "since_s", "fragile", "preemptible",
 )  # fmt: skip
 _PACK = struct.Struct(f"{len(_COLUMNS)}d").pack
 
-_COSTS_S = {"elastic": (0.2, 0.5), "restart": (10.0, 5.0), "rigid": (1e9, 5.0), "service": (1.0, 2.0)}
+_COSTS_S = {"elastic": (0.2, 0.5), "restart": (10.0, 5.0), "rigid": (1e9, 1.0), "service": (1.0, 2.0)}
 """What a resize and a start cost a job of each level, until it was measured."""
 
 
@@ -193,7 +195,7 @@ def _row(active: Active, most: int | None, estimates: Estimates, smallest: int) 
     job, progress = active.job, active.progress
     made_of = (
         job, active.target, active.pool, active.wanted, progress.steps, progress.total, progress.paused_s, most,
-        estimates, smallest,
+        estimates, smallest, active.saved_s,
     )  # fmt: skip
     row: Row | None = active.row
     if row is None or row.made_of != made_of:
@@ -222,6 +224,7 @@ def _values(active: Active, most: int | None, estimates: Estimates, smallest: in
     resize_s, start_s = _COSTS_S[job.level]
     if progress.paused_s and job.resizes:
         resize_s = progress.paused_s / job.resizes
+    start_s = loss.start_s(job, start_s)
     held, seats = len(job.workers), len(kept(active, most))
     return (
         job.number, estimates.klass(asked.klass), asked.priority, min(asked.requested, high), asked.min_workers, high,
@@ -230,6 +233,7 @@ def _values(active: Active, most: int | None, estimates: Estimates, smallest: in
         job.submitted_s, job.submitted_s + asked.deadline_s, resize_s, start_s, left, 0.0, progress.steps,
         job.ran_s, job.device_s, job.waited_s, math.nan if job.started_s is None else job.started_s, job.changed_s,
         asked.is_service, _explores(asked), held > 0, held * job.width_milli / GPU, job.phase == "queued",
+        loss.since_s(active) if not job.node else math.inf, loss.fragile(job), asked.preemptible,
     )  # fmt: skip
 
 
@@ -247,6 +251,56 @@ def _count_up(columns: dict[str, Any], now_s: float) -> None:
     span_s = np.maximum(0.0, now_s - columns["changed_s"])
     for name, rate in (("ran_s", "runs"), ("gpu_s", "held"), ("waited_s", "waits")):
         columns[name] = columns[name] + span_s * columns.pop(rate)
+
+
+def _stops(columns: dict[str, Any], placed: IntArray, now_s: float) -> dict[str, Any]:
+    """What a stop would do to each; no columns where nobody loses anything and everybody may be stopped. Whoever is on
+    a node that has gone has lost it already."""
+    since_s, fragile, preemptible = (columns.pop(name) for name in ("since_s", "fragile", "preemptible"))
+    if not fragile.any() and np.isinf(since_s).all() and preemptible.all():
+        return {}
+    whole = placed.sum(axis=1) >= columns["workers"]
+    return {
+        "lost_s": np.where(whole, np.maximum(0.0, now_s - since_s), 0.0),
+        "fragile": fragile.astype(np.bool_),
+        "preemptible": preemptible.astype(np.bool_),
+    }
+
+
+def _draining(found: Snapshot, drained: Mapping[str, float]) -> Snapshot:
+    """A node that is drained keeps what its pinned jobs hold of it, as long as they may stay, and nothing else: nobody
+    new comes, and everybody else counts as not being there."""
+    at = {name: i for i, name in enumerate(found.nodes.name)}
+    left = np.zeros(len(at), np.bool_)
+    over = np.zeros(len(at), np.bool_)
+    for name, until_s in drained.items():
+        if name in at:
+            left[at[name]], over[at[name]] = True, until_s <= found.now_s
+    if found.lost_s is not None and over.any():
+        leaves = found.placed[:, over].any(axis=1)
+        found = msgspec.structs.replace(found, lost_s=np.where(leaves, 0.0, found.lost_s))
+    there_now = found.placed[:, left].any(axis=1)
+    stays = found.pinned & there_now
+    placed = np.where(left & ~stays[:, None], 0, found.placed)
+    # Nobody gains by stopping those who stay; those who must go have no minimum to keep there.
+    preemptible = None if found.preemptible is None else (found.preemptible | there_now) & ~stays
+    there = np.where(left, placed, 0)
+    width, (cpu, mib) = found.width, found.demand[:, :2].T
+    used = there.T @ width
+    nodes = found.nodes
+    return msgspec.structs.replace(
+        found,
+        placed=placed,
+        reach=np.broadcast_to(~left, placed.shape).copy(),
+        preemptible=preemptible,
+        capacity=np.bincount(nodes.pool, np.where(left, used, nodes.devices * GPU), len(found.pools)).astype(np.int64),
+        nodes=msgspec.structs.replace(
+            nodes,
+            devices=np.where(left & ~there.any(axis=0), 0, nodes.devices),
+            cpu_milli=np.where(left, there.T @ np.where((width == 0) & (cpu == 0), GPU, cpu), nodes.cpu_milli),
+            memory_mib=np.where(left, there.T @ mib, nodes.memory_mib),
+        ),
+    )
 
 
 def _suppose_progress(columns: dict[str, Any], rates: FloatArray, curve: IntArray) -> None:
@@ -322,13 +376,14 @@ def _hold(active: Active, names: Mapping[str, int], now_s: float) -> Hold | None
 
 
 def _within(jobs: list[Active], devices: float, holds: dict[int, Hold], most: dict[int, int]) -> None:
-    """Minimums first, in order: who has workers, is more urgent, came earlier; then growth in the same order."""
+    """What runs stays, whatever the quota is by now; then minimums in order: who is more urgent, came earlier; then
+    growth in the same order."""
     order = sorted(jobs, key=lambda a: (not a.target, -a.request.priority, a.number))
     left = round(devices * GPU)
     inside: list[Active] = []
     for active in order:
-        least = active.request.min_workers * active.request.width_milli
-        if least > left:
+        least = _least(active) * active.request.width_milli
+        if least > left and not active.target:
             used = devices - left / GPU
             text = f"waits: its user may have {devices:g} devices and its other jobs hold {used:g} of them"
             holds[active.number] = Hold("quota", text)
@@ -336,7 +391,15 @@ def _within(jobs: list[Active], devices: float, holds: dict[int, Hold], most: di
         left -= least
         inside.append(active)
     for active in inside:
-        asked = active.request
-        more = min(asked.max_workers - asked.min_workers, left // asked.width_milli if asked.width_milli else left)
-        most[active.number] = asked.min_workers + more
+        asked, least = active.request, _least(active)
+        room = max(0, left) // asked.width_milli if asked.width_milli else asked.max_workers
+        more = min(asked.max_workers - least, room)
+        most[active.number] = least + more
         left -= more * asked.width_milli
+
+
+def _least(active: Active) -> int:
+    """The fewest workers it is left: the minimum, or what it has if another size would cost it work."""
+    held, asked = len(active.target), active.request
+    stays = held if math.isfinite(loss.since_s(active)) else 0
+    return min(max(asked.min_workers, stays), asked.max_workers)

@@ -294,6 +294,11 @@ class JobFile(_Strict):
     level: Literal["elastic", "restart", "rigid"] | None = Field(
         default=None, description="Resizes in process, by restart, or never. elastic when there is an elastic section."
     )
+    preemptible: bool | None = Field(
+        default=None,
+        strict=True,
+        description="Whether more urgent jobs may stop it; yes unless it is rigid. No: it keeps its minimum.",
+    )
     resources: Resources = Resources()
     roles: dict[Name, Role] = Field(
         default={}, description="Fixed roles beside the workers: parameter servers, a master."
@@ -335,9 +340,10 @@ class JobFile(_Strict):
             return
         if self.kind == "training":
             yield "kind", "is training, but there is a service section; leave out one of the two"
-        for field in ("workers", "elastic", "level", "deadline", "expect"):
+        for field in ("workers", "elastic", "level", "deadline", "expect", "preemptible"):
             if getattr(self, field) is not None:
-                better = "" if field in ("deadline", "expect") else " (a service has service.replicas)"
+                plain = ("deadline", "expect", "preemptible")
+                better = "" if field in plain else " (a service has service.replicas)"
                 yield field, f"does not go with a service; leave it out{better}"
 
     def _size_rules(self) -> Iterator[tuple[str, str]]:
@@ -359,6 +365,7 @@ class JobFile(_Strict):
         low = sizes.min if sizes else self.workers or 1
         high = sizes.max if sizes else self.workers or 1
         has_range = not self.service and sizes is not None
+        level = self.level or ("elastic" if has_range else "rigid")
         return JobRequest(
             name=self.name or default_name,
             klass=self.name or (self.run if isinstance(self.run, str) else " ".join(self.run)),
@@ -376,11 +383,12 @@ class JobFile(_Strict):
             fixed_milli=sum(role.count * role.resources.width_milli for role in self.roles.values()),
             pools=self.resources.gpu_type,
             deadline_s=float("inf") if self.deadline is None else self.deadline,
-            level=self.level or ("elastic" if has_range else "rigid"),
+            level=level,
             is_service=self.is_service,
             hyperparameters=_remembered(self.hyperparameters),
             expect_s=self.expect.seconds if self.expect else 0.0,
             expect_steps=self.expect.steps if self.expect else 0,
+            preemptible=self.is_service or (level != "rigid" if self.preemptible is None else self.preemptible),
         )
 
 

@@ -113,13 +113,14 @@ class AsyncKubernetesClient:
             await self._api.delete(ELASTIC_JOBS, found.metadata.name, found.metadata.namespace, uid=found.metadata.uid)
         return Job({**documents.job(found), "wish": "cancel"})
 
-    async def suspend(self, ref: Ref) -> Job:
+    async def suspend(self, ref: Ref, *, force: bool = False) -> Job:
+        """The object is the user's word, and is followed: `force` is for a server's client."""
         return await self._change(ref, lambda found: calls.suspension(found, True))
 
     async def resume(self, ref: Ref) -> Job:
         return await self._change(ref, lambda found: calls.suspension(found, False))
 
-    async def scale(self, ref: Ref, min: int | None = None, max: int | None = None) -> Job:
+    async def scale(self, ref: Ref, min: int | None = None, max: int | None = None, *, force: bool = False) -> Job:
         return await self._change(ref, lambda found: calls.scaling(found, min, max))
 
     async def why(self, ref: Ref) -> Why:

@@ -97,6 +97,9 @@ def job(found: ElasticJob, own: Iterable[Pod] = ()) -> Job:
         metrics={},
         **{name: float(kept.get(name) or 0.0) for name in _SPANS},
         **{name: int(kept.get(name) or told.get(name) or 0) for name in _COUNTED},
+        keeps=bool(kept.get("keeps")),
+        lost_s=float(kept.get("lost_s") or 0.0),
+        lost=dict(kept.get("lost") or {}),
         spec=_shown(found, file),
     )
 

@@ -70,13 +70,13 @@ class KubernetesClient:
         """Deletes the object: its workers are asked to end, and then nothing is left of it, its logs included."""
         return self._loop.run(self._client.cancel(ref))
 
-    def suspend(self, ref: Ref) -> Job:
+    def suspend(self, ref: Ref, *, force: bool = False) -> Job:
         return self._loop.run(self._client.suspend(ref))
 
     def resume(self, ref: Ref) -> Job:
         return self._loop.run(self._client.resume(ref))
 
-    def scale(self, ref: Ref, min: int | None = None, max: int | None = None) -> Job:
+    def scale(self, ref: Ref, min: int | None = None, max: int | None = None, *, force: bool = False) -> Job:
         return self._loop.run(self._client.scale(ref, min, max))
 
     def why(self, ref: Ref) -> Why:

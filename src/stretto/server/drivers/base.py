@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from stretto.backends.protocol import Exit
+from stretto.jobs.events import Kept
 from stretto.jobs.model import Phase, Seat, Worker
 from stretto.server import asked
 from stretto.server.book import Active
@@ -35,6 +36,8 @@ class Fault:
     """The machine failed a worker; the job may be tried again."""
 
     text: str
+    node: str = ""
+    """The node that was lost, if it was that."""
 
 
 Judgement: TypeAlias = End | Fault | None
@@ -69,6 +72,8 @@ class Driver(ABC):
         """The longest time without a step since `watch_pauses` was called."""
         self.end: End | None = None
         """How the job ends, once that is known: then nothing is started any more."""
+        self.seen: Kept | None = None
+        """Whether its progress outlives its processes, as was seen last; the loop writes it down."""
 
     def watch_pauses(self) -> None:
         """From now on."""
@@ -148,6 +153,10 @@ class Driver(ABC):
     async def close(self) -> None:
         """Let go, without ending anything."""
         return
+
+
+def fault_of(worker: Worker, exit: Exit) -> Fault:
+    return Fault(describe(worker, exit), worker.seat.node if exit.how == "lost" else "")
 
 
 def describe(worker: Worker, exit: Exit) -> str:

@@ -15,11 +15,12 @@ from stretto.control.coordination import Coordination
 from stretto.control.events import Done, Effect, Evicted, Failed, Formed, Progress
 from stretto.control.journal import FileJournal, Journal
 from stretto.control.roster import Settings, State
+from stretto.jobs.events import Kept
 from stretto.jobs.model import Seat, Worker
 from stretto.runtime.messages import NOTICE
 from stretto.server.asked import workdir
 from stretto.server.book import Active
-from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe
+from stretto.server.drivers.base import Driver, End, Judgement, Surroundings, describe, fault_of
 from stretto.server.drivers.speed import Speed
 
 EVICTED_CODE = 75
@@ -118,7 +119,7 @@ class ElasticDriver(Driver):
             self.end = self._judge(worker, exit, left)
         if self.end is not None:
             return self.end
-        return None if taken or (ended and exit.status == 0) else Fault(describe(worker, exit))
+        return None if taken or (ended and exit.status == 0) else fault_of(worker, exit)
 
     def _confirm(self, worker: Worker, exit: Exit) -> None:
         """Tell the coordinator that its process is gone."""
@@ -176,10 +177,18 @@ class ElasticDriver(Driver):
                 self.end = self.end or End("failed", reason, 1)
                 self.around.changed(number)
             case Done() | Formed() | Evicted():
+                self._look_who_joined()
                 # Heartbeats tell of the last steps a little late; the end of a loop is exact.
                 self.active.progress.steps = max(self.active.progress.steps, self.state.loops_applied)
                 self._speed.formed()
                 self.around.changed(number)
+
+    def _look_who_joined(self) -> None:
+        """A script that takes part hands its state over: a stop costs it nothing."""
+        job = self.active.job
+        if not job.keeps and self.joined and job.workers:
+            start_s = self.around.clock() - min(worker.launched_s for worker in job.workers)
+            self.seen = Kept(how="its script has joined", start_s=round(start_s, 3))
 
     def _note_pause(self, committed: int) -> None:
         now_s = self.around.clock()

@@ -2,17 +2,32 @@
 
 A group ends well when all members end with 0. One that fails takes the others with it; whether the script or the
 machine is to blame is judged when all have ended: a member that the machine killed explains why others raised.
+
+A restart job is looked at closely: what is new in its folder of checkpoints it would not lose by a stop. If it writes
+there when it is asked to end, and ends by itself, it loses nothing at all.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
+from collections.abc import Sequence
+from pathlib import Path
 
 from stretto.backends.protocol import Exit
+from stretto.jobs.events import Kept
 from stretto.jobs.model import Seat, Worker
+from stretto.server import loss
+from stretto.server.asked import workdir
 from stretto.server.book import Active
-from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe
+from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe, fault_of
 from stretto.server.drivers.torchrun import contract
+from stretto.tasks import stop
+
+_LOOK_S = 1.0
+_CLOCK_TICK_S = 0.02
+"""Files may be dated so much too early."""
 
 
 class GroupDriver(Driver):
@@ -22,9 +37,15 @@ class GroupDriver(Driver):
         self._ended_well = bool(active.job.workers) and active.job.finished > 0
         self._taken = False
         """A member was taken away by somebody else, and the others cannot go on without it."""
-        self._fault = ""
+        self._fault: Fault | None = None
         self._error: End | None = None
         self._stopped_s: float | None = None
+        self._asked_s: float | None = None
+        """When all were asked to leave."""
+        self._ends: list[Exit] = []
+        """How those ended."""
+        self.checkpoints = self._find_checkpoints() if active.job.level == "restart" else None
+        self._looking = None if self.checkpoints is None else asyncio.create_task(self._look(self.checkpoints))
 
     @property
     def joined(self) -> frozenset[str]:
@@ -47,20 +68,34 @@ class GroupDriver(Driver):
         return 0.0 if self._stopped_s is None else self.around.clock() - self._stopped_s
 
     def prepare(self, size: int) -> None:
-        self._port, self._ended_well, self._taken, self._fault, self._error = _free_port(), False, False, "", None
+        self._port, self._ended_well, self._taken, self._fault, self._error = _free_port(), False, False, None, None
+        self._asked_s, self._ends = None, []
+        if self.checkpoints is not None and not self.active.file.checkpoint.dir:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     def environment(self, worker: str, seat: Seat, member: int, size: int) -> dict[str, str]:
         job, file = self.active.job, self.active.file
         given = {"STRETTO_WORKER": worker}
-        if file.checkpoint.dir:
-            given["STRETTO_CHECKPOINT_DIR"] = file.checkpoint.dir
+        if self.checkpoints is not None or file.checkpoint.dir:
+            given["STRETTO_CHECKPOINT_DIR"] = file.checkpoint.dir or str(self.checkpoints)
         if size == 1 and job.level == "rigid":
             return given
         return contract(
             member, size, self._port, restarts=job.starts, max_restarts=file.retries, run_id=job.id, env=given
         )
 
+    def stop(self, leavers: Sequence[str]) -> Sequence[str]:
+        self._asked_s, self._ends = self.around.clock(), []
+        return leavers
+
+    async def close(self) -> None:
+        await stop(self._looking)
+
     def exited(self, worker: Worker, exit: Exit, left: int) -> Judgement:
+        if worker.leaving:
+            self._ends.append(exit)
+        if not left and self._asked_s is not None and self.active.job.level == "restart":
+            self._look_back(self._asked_s)
         if worker.leaving and self._stopped_s is None:
             self._stopped_s = self.around.clock()
         if exit.how == "refused":
@@ -73,18 +108,50 @@ class GroupDriver(Driver):
             elif exit.how == "exited":
                 self._error = self._error or End("failed", describe(worker, exit), exit.status)
             else:
-                self._fault = self._fault or describe(worker, exit)
+                self._fault = self._fault or fault_of(worker, exit)
         if left:
             return None
         self._taken = False
         if self._fault:
-            fault, self._fault, self._error = Fault(self._fault), "", None
+            fault, self._fault, self._error = self._fault, None, None
             return fault
         if self._error is not None:
             self.end = self._error
         elif self._ended_well:
             self.end = End("succeeded", "", 0)
         return self.end
+
+    # What it saves.
+
+    def _find_checkpoints(self) -> Path | None:
+        """Where it saves what it wants to keep; None: nobody can look there."""
+        job, named = self.active.job, self.active.file.checkpoint.dir
+        if not named:
+            return self.folder / "checkpoints"
+        return Path(os.path.normpath(os.path.join(workdir(job, self.active.file), os.path.expanduser(named))))
+
+    async def _look(self, folder: Path) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            saved_s = await asyncio.to_thread(loss.newest_s, folder) if self.active.job.workers else 0.0
+            if saved_s > self.active.saved_s:
+                self.active.saved_s = saved_s
+                self.around.changed(self.active.number)
+
+    def _look_back(self, asked_s: float) -> None:
+        """All were asked to end, and have. Has it saved?"""
+        by_itself = all(end.how == "exited" for end in self._ends)
+        if by_itself and self._has_saved(asked_s):
+            self.seen = Kept(how="it saved its state when it was asked to end")
+        elif self.active.job.keeps:
+            self.seen = Kept(how="it was asked to end, and has not saved its state", keeps=False)
+        self._asked_s = None
+
+    def _has_saved(self, asked_s: float) -> bool:
+        if self.checkpoints is None:
+            return False
+        self.active.saved_s = max(self.active.saved_s, loss.newest_s(self.checkpoints))
+        return self.active.saved_s >= asked_s - _CLOCK_TICK_S
 
 
 def _free_port() -> int:

@@ -1,0 +1,40 @@
+"""Settings of the cycle that administrators choose next to a policy's own options (`--set`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from stretto.core.cycle import Settings
+from stretto.errors import UsageError
+
+NAMES = ("stops_lose_work", "hysteresis", "reserve_after_s")
+
+
+def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What belongs to the cycle, and what to the policy."""
+    own = {name: value for name, value in options.items() if name in NAMES}
+    return own, {name: value for name, value in options.items() if name not in own}
+
+
+def read(given: Mapping[str, Any], before: Settings) -> Settings:
+    """The settings with these changed; values may be texts."""
+    try:
+        values = {**msgspec.to_builtins(before), **given}
+        found = msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"{', '.join(given)}: {error}",
+            hint="stops_lose_work=true|false, hysteresis=true|false|null, reserve_after_s=SECONDS",
+        ) from None
+    if not found.reserve_after_s >= 0:
+        raise UsageError("reserve_after_s: is below 0", hint="give a number of seconds")
+    return found
+
+
+def unusual(settings: Settings) -> dict[str, Any]:
+    """Those that are not as they are by default."""
+    usual = Settings()
+    return {name: value for name in NAMES if (value := getattr(settings, name)) != getattr(usual, name)}
