@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from stretto.core import reasons
+from stretto.core import reasons, steps
 from stretto.core.cores import CPU_POOL
 from stretto.core.cycle import CycleState
 from stretto.core.cycle import Outcome as Decided
@@ -62,12 +62,16 @@ def verdicts(view: Snapshot, decided: Decided, seating: Seating, names: Mapping[
     """`names`: of the jobs, by number, for the reasons."""
     seats = seating(view, decided.placed, decided.pool)
     detail = decided.detail[:, 0], decided.detail[:, 1]
-    columns = (view.job, view.width, decided.pool, decided.reason, *detail, decided.rejected, decided.about)
+    columns = (
+        view.job, view.width, decided.pool, decided.reason, *detail, decided.rejected, decided.about, decided.workers,
+    )  # fmt: skip
     found: dict[int, Verdict] = {}
     same: dict[tuple[object, ...], Verdict] = {}
-    for number, width, pool, code, first, second, gone, about in zip(
+    for number, width, pool, code, first, second, gone, about, size in zip(
         *(column.tolist() for column in columns), strict=True
     ):
+        if len(seats.get(number, ())) < size:
+            code, first, second = reasons.fragmented(size, len(seats.get(number, ())), size * width / GPU)
         its, jobs = seats.get(number, ()), tuple([names.get(n, f"job {n}") for n in about if n >= 0])
         # Most of a long queue waits for the same reason.
         verdict = same.get(key := (its, width > 0, pool, code, first, second, gone, jobs))
@@ -89,7 +93,48 @@ def on_nodes(view: Snapshot, placed: IntArray, pool: IntArray) -> dict[int, tupl
 def on_devices(
     held: Mapping[int, Sequence[Seat]], view: Snapshot, placed: IntArray, pool: IntArray
 ) -> dict[int, tuple[Seat, ...]]:
-    """Seats with the devices of every worker. `held` are those that jobs have now, by number: they keep them."""
+    """Seats with the devices of every worker. `held` are those that jobs have now, by number: they keep them, unless a
+    newcomer finds none otherwise. For pinned jobs there is no otherwise: then the newcomer does not come."""
+    found = _dealt(held, view, placed, pool)
+    for _ in range(len(view)):
+        moved = _moved(held, view, placed, found)
+        fewer = _without_newcomer(view, placed, moved) if moved else None
+        if fewer is None:
+            break
+        placed = fewer
+        found = _dealt(held, view, placed, pool)
+    return found
+
+
+def _moved(
+    held: Mapping[int, Sequence[Seat]], view: Snapshot, placed: IntArray, found: Mapping[int, Sequence[Seat]]
+) -> list[int]:
+    """Rows of pinned jobs that stay where they are, but not on their devices."""
+    stay = view.pinned & (placed == view.placed).all(axis=1)
+    rows: list[int] = np.flatnonzero(stay).tolist()
+    numbers = view.job.tolist()
+    return [j for j in rows if sorted(found.get(numbers[j], ())) != sorted(held.get(numbers[j], ()))]
+
+
+def _without_newcomer(view: Snapshot, placed: IntArray, moved: Sequence[int]) -> IntArray | None:
+    """The places without what the least urgent and latest of the others gained on the nodes of these; None: nobody."""
+    nodes = placed[moved].any(axis=0)
+    gains = (placed > view.placed) & nodes & ~view.pinned[:, None]
+    rows = np.flatnonzero(gains.any(axis=1))
+    if not len(rows):
+        return None
+    last = rows[np.lexsort((-view.job[rows], view.priority[rows]))[0]]
+    fewer = placed.copy()
+    fewer[last] = np.where(gains[last], view.placed[last], placed[last])
+    fewer = steps.trimmed(view, fewer)
+    if fewer[last].sum() < view.min_workers[last]:
+        fewer[last] = 0
+    return fewer
+
+
+def _dealt(
+    held: Mapping[int, Sequence[Seat]], view: Snapshot, placed: IntArray, pool: IntArray
+) -> dict[int, tuple[Seat, ...]]:
     at = {name: i for i, name in enumerate(view.nodes.name)}
     row = {number: j for j, number in enumerate(view.job.tolist()) if number in held}
     taken = []
