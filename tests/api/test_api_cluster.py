@@ -31,7 +31,12 @@ def test_nodes_say_who_uses_them(api: Api) -> None:
 
 
 def test_a_drained_node_takes_nothing(api: Api) -> None:
-    assert api.post("/v1/nodes/local/drain").json["drained"] is True
+    drained = api.post("/v1/nodes/local/drain", {"within_s": 600}).json
+    assert (drained["drained"], drained["waits_for"]) == (True, [])
+    assert 0 < drained["leaves_s"] - api.get("/v1/cluster").json["at_s"] <= 600
+    assert api.post("/v1/nodes/local/drain", {"within_s": -1}).status == 422
+    drained = api.post("/v1/nodes/local/drain").json
+    assert (drained["drained"], drained["leaves_s"]) == (True, None)
     job = api.submit("true")
     eventually(lambda: api.get(f"/v1/jobs/{job['id']}/why").json["reason"] != "new")
     assert api.job(job["id"])["phase"] == "queued"
@@ -47,7 +52,16 @@ def test_the_policy_can_be_changed(api: Api) -> None:
     assert (answer.status, answer.json["name"], answer.json["placement"]) == (200, "fifo", before["placement"])
     job = api.submit("true")
     api.until(job["id"], "succeeded")
-    for wrong in ({"name": "fifoo"}, {"name": "fifo", "placement": "x"}, {"name": "fifo", "options": {"x": 1}}):
+    answer = api.send("PUT", "/v1/policy", {"name": "fifo", "options": {"stops_lose_work": True}})
+    assert (answer.json["settings"], answer.json["options"]) == ({"stops_lose_work": True}, {})
+    answer = api.send("PUT", "/v1/policy", {"name": "fifo", "options": {"stops_lose_work": False}})
+    assert answer.json["settings"] == {}
+    for wrong in (
+        {"name": "fifo", "options": {"reserve_after_s": "soon"}},
+        {"name": "fifoo"},
+        {"name": "fifo", "placement": "x"},
+        {"name": "fifo", "options": {"x": 1}},
+    ):
         answer = api.send("PUT", "/v1/policy", wrong)
         assert (answer.status, answer.headers["Content-Type"]) == (422, "application/problem+json"), answer.text
     assert api.get("/v1/policy").json["name"] == "fifo"

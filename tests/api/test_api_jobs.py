@@ -11,7 +11,8 @@ FIELDS = {
     "id", "number", "name", "user", "phase", "wish", "level", "queue", "priority", "labels", "message", "exit_code",
     "submitted_s", "started_s", "ended_s", "waited_s", "ran_s", "device_s", "workers", "target", "min_workers",
     "max_workers", "reason", "text", "steps", "total_steps", "rate", "rate_timed", "speeds", "eta_s", "expected",
-    "metrics", "starts", "resizes", "preemptions", "migrations", "paused_s", "failures", "spec",
+    "metrics", "starts", "resizes", "preemptions", "migrations", "paused_s", "keeps", "lost_s",
+    "lost", "failures", "spec",
 }  # fmt: skip
 
 
@@ -142,7 +143,8 @@ def test_lists_can_be_filtered(api: Api) -> None:
 def test_a_job_can_be_suspended_and_resumed(api: Api) -> None:
     job = api.submit("sleep 60")
     api.until(job["id"], "running")
-    assert api.post(f"/v1/jobs/{job['id']}/suspend").json["wish"] == "suspend"
+    assert api.post(f"/v1/jobs/{job['id']}/suspend", {"fierce": True}).status == 422
+    assert api.post(f"/v1/jobs/{job['id']}/suspend", {"force": True}).json["wish"] == "suspend"
     api.until(job["id"], "suspended")
     assert api.post(f"/v1/jobs/{job['id']}/resume").status == 202
     api.until(job["id"], "running")

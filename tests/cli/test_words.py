@@ -109,6 +109,13 @@ def test_rates() -> None:
     assert words.rate({"rate": 0.012345}) == "0.0123"
 
 
+def test_lost_work_is_told_in_one_line() -> None:
+    lost = {"stopped for urgent-job": 12.0, "node-1 lost": 30.0}
+    told = words.lost(job(lost_s=42.0, lost=lost))
+    assert told == "42s of work: stopped for urgent-job (12s), node-1 lost (30s)"
+    assert (words.lost(job(lost_s=0.0)), words.lost(job())) == ("", "")
+
+
 def test_outcomes() -> None:
     assert words.outcome(job(phase="succeeded")) == "job 12 (mnist) succeeded after 3m12s"
     failed = job(phase="failed", exit_code=3, message="ValueError: no")
@@ -134,6 +141,9 @@ def test_outcomes() -> None:
         ({"kind": "resized", "before": 1, "workers": 3, "text": "room"}, "1 → 3 workers: room"),
         ({"kind": "retried", "text": "lost", "not_before_s": 1.0}, "is tried again: lost"),
         ({"kind": "progressed", "steps": 5, "total_steps": 10, "metrics": {"loss": 0.25}}, "step 5/10 50% (loss 0.25)"),
+        ({"kind": "kept", "how": "its script has joined"}, "keeps its progress: its script has joined"),
+        ({"kind": "kept", "how": "it was killed", "keeps": False}, "does not keep its progress: it was killed"),
+        ({"kind": "interrupted", "text": "stopped for a", "lost_s": 42.4}, "stopped for a: 42s of its work are lost"),
         ({"kind": "migrated", "node": "n1", "paused_s": 0.25}, "moved to n1, paused for 0.2s"),
         ({"kind": "ended", "phase": "failed", "message": "no"}, "failed: no"),
         ({"kind": "noted", "what": "drained", "by": "ann", "data": {"node": "n0"}}, "server: drained by ann (node n0)"),

@@ -63,6 +63,13 @@ def test_only_calls_that_may_be_repeated_are_safe() -> None:
     assert not any(call.safe for call in unsafe)
 
 
+def test_force_and_patience_are_sent_only_where_they_are_asked_for() -> None:
+    assert (calls.wish(1, "suspend").body, calls.wish(1, "suspend", force=True).body) == (b"{}", b'{"force": true}')
+    assert calls.scale(1, 1, 2, force=True).body == b'{"min": 1, "max": 2, "force": true}'
+    assert calls.migrate(1, "n", force=True).body == b'{"to": "n", "force": true}'
+    assert (calls.drain("n", "drain").body, calls.drain("n", "drain", 0.0).body) == (b"{}", b'{"within_s": 0.0}')
+
+
 def test_names_cannot_leave_their_place() -> None:
     assert calls.job("a/../b?c").path == "/v1/jobs/a%2F..%2Fb%3Fc"
     assert calls.drain("n 1", "drain").path == "/v1/nodes/n%201/drain"

@@ -72,6 +72,21 @@ def test_times_and_device_seconds_are_counted() -> None:
     assert (job.started_s, job.ended_s, job.phase, job.workers) == (110.0, 136.0, "succeeded", ())
 
 
+def test_lost_work_is_summed_up_and_told_by_what_happened() -> None:
+    lost = [(float(i), e.Interrupted(cause="machine", lost_s=float(i), text=f"fault {i}")) for i in range(1, 13)]
+    job = story(*lost, (20.0, e.Interrupted(cause="node", lost_s=5.0, text="fault 12")))
+    assert job.lost_s == sum(job.lost.values()) == sum(range(1, 13)) + 5
+    assert (len(job.lost), job.lost["fault 12"], job.lost["earlier"]) == (8, 17.0, 1 + 2 + 3 + 4 + 5)
+    assert story((1.0, e.Interrupted(cause="preempted", lost_s=0.0, text="stopped for others"))).lost == {}
+
+
+def test_what_was_seen_of_a_job_is_kept() -> None:
+    job = story((1.0, e.Kept(how="its script has joined", start_s=2.5)))
+    assert (job.keeps, job.start_s) == (True, 2.5)
+    job = story((2.0, e.Kept(how="it was killed", keeps=False)), job=job)
+    assert (job.keeps, job.start_s) == (False, 2.5)
+
+
 def test_only_a_stop_that_was_asked_for_against_its_wish_is_a_preemption() -> None:
     leaving = e.Leaving(worker="w0", why="others are more urgent", preempted=True)
     failed = e.Leaving(worker="w0", why="the job has failed")
