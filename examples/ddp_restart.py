@@ -26,7 +26,8 @@ GLOBAL_BATCH = 96
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    options.add_argument("--checkpoint", type=Path, required=True)
+    own = os.environ.get("STRETTO_CHECKPOINT_DIR")
+    options.add_argument("--checkpoint", type=Path, required=not own, default=Path(own) / "digits.pt" if own else None)
     options.add_argument("--steps", type=int, default=600)
     given = options.parse_args()
 

@@ -187,6 +187,8 @@ class Stage:
 
     def __init__(self) -> None:
         self.api = MemoryApi()
+        self.ahead_s = 0.0
+        """The controllers' clock is so much ahead."""
         self._term = 0
 
     def node(self, name: str = "n1", cpu: str = "8", **resources: str) -> None:
@@ -201,25 +203,28 @@ class Stage:
         self.api.put(ELASTIC_JOBS, {"metadata": {"name": name}, "spec": {**usual, **spec}})
 
     @asynccontextmanager
-    async def controller(self) -> AsyncIterator[Controller]:
+    async def controller(self, **options: Any) -> AsyncIterator[Controller]:
         """One that leads, from when it has adopted what there is; it must not end by itself."""
-        async with self.starting() as (controller, running):
+        async with self.starting(**options) as (controller, running):
             await until(controller.ready.is_set, running)
             yield controller
             assert not running.done(), running.exception()
 
     @asynccontextmanager
-    async def starting(self) -> AsyncIterator[tuple[Controller, asyncio.Task[None]]]:
+    async def starting(self, **options: Any) -> AsyncIterator[tuple[Controller, asyncio.Task[None]]]:
         self._term += 1
         api: Any = self.api
         assert set(dir(api)) & set(dir(Api))
-        controller = Controller(api, self._term, "me", Options(url="ws://x"), time.time)  # noqa: TID251
+        controller = Controller(api, self._term, "me", Options(url="ws://x", **options), self._clock)
         running = asyncio.create_task(controller.run())
         try:
             yield controller, running
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+    def _clock(self) -> float:
+        return time.time() + self.ahead_s  # noqa: TID251
 
     async def has(self, name: str, pods: int) -> list[str]:
         """So many pods of the job, all on nodes."""

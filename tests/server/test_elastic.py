@@ -106,6 +106,9 @@ def test_urgent_work_stops_it_at_a_checkpoint_and_it_goes_on(tmp_path: Path, scr
             await m.ended(urgent)
             done = await m.ended(job)
             assert (done.preemptions, done.starts) == (1, 2)
+            assert (done.keeps, done.lost_s) == (True, 0.0)
+            assert done.start_s > 0
+            assert (await m.kinds(done)).count("interrupted") == 1
             assert result(m, done)[1] == 160
             check_ledger(m, done, 40)
             assert "begins again" not in m.logs(done)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machine import play
@@ -11,8 +13,9 @@ from played_machine import Clock, Played, played
 
 from stretto.errors import Conflict, UsageError
 from stretto.jobs import events as e
-from stretto.jobs.model import Job
+from stretto.jobs.model import Context, Job
 from stretto.server import loss
+from stretto.server.notifying import Notifier, about
 from stretto.server.view import Quota
 
 ELASTIC = {"elastic": {"min": 1, "max": 4}}
@@ -71,6 +74,25 @@ def test_a_more_urgent_job_stops_one_that_is_preemptible_and_that_is_said(tmp_pa
             assert (job.preemptions, told) == (1, [event])
 
     play(story())
+
+
+def test_whoever_wants_to_know_is_told_of_an_interruption() -> None:
+    job = Job(
+        number=1, name="a", user="me", submitted_s=1.0, spec={"notify": ["http://x/"]}, context=Context(cwd="/"),
+        level="rigid", lost_s=12.0,
+    )  # fmt: skip
+    sent: list[Coroutine[Any, Any, None]] = []
+    event = e.Interrupted(cause="preempted", lost_s=12.0, text="stopped for b", by=("b",))
+
+    async def story() -> None:
+        notifier = Notifier(sent.append)
+        notifier(e.Recorded(seq=1, at_s=1.0, job=1, event=event), job)
+        notifier(e.Recorded(seq=2, at_s=1.0, job=1, event=e.Kept(how="x")), job)
+
+    play(story())
+    assert len(sent) == 1
+    sent[0].close()
+    assert about(job)["lost_s"] == 12.0
 
 
 def test_a_job_that_is_not_preemptible_is_waited_for(tmp_path: Path) -> None:

@@ -46,13 +46,14 @@ def test_a_plain_ddp_script_is_resized_and_goes_on(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with machine_of(tmp_path, "1x3", warm=True) as m:
-            command = [sys.executable, str(EXAMPLE), "--checkpoint", str(tmp_path / "digits.pt"), "--steps", "400"]
+            command = [sys.executable, str(EXAMPLE), "--steps", "400"]
             job = await m.submit(command, elastic={"min": 2, "max": 2}, level="restart")
             await wrote(m, job, "step 20 ")
-            await m.plane.scale(job.id, 3, 3, "me")
+            await m.plane.scale(job.id, 3, 3, "me", force=True)
             await wrote(m, job, "with 3 ranks")
-            await m.plane.scale(job.id, 1, 1, "me")
+            await m.plane.scale(job.id, 1, 1, "me", force=True)
             done = await m.ended(job)
+            assert (done.keeps, done.lost_s) == (True, 0.0), "it was seen to save when it was asked to end"
             text = m.logs(done)
         starts = [(int(step), int(size)) for step, size in re.findall(r"started at step (\d+) with (\d+) ranks", text)]
         ends = [int(step) for step in re.findall(r"ended at step (\d+)", text)]

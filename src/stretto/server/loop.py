@@ -523,7 +523,8 @@ class Loop:
 
     def _note_interruption(self, active: Active, before: Job, worker: Worker, exit: Exit, judgement: Judgement) -> None:
         """Its last worker has ended. If it wanted to go on, what was its work worth that is gone?"""
-        number, by = active.number, self._stopped_for.pop(active.number, ())
+        number, names = active.number, self._stopped_for.pop(active.number, ())
+        by = names if worker.preempted else ()
         if isinstance(judgement, End) or self._driver(active).end is not None or active.job.wish != "run":
             return
         known = msgspec.structs.replace(before, keeps=active.job.keeps)

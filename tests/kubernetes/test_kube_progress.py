@@ -1,0 +1,115 @@
+"""Progress is kept on a cluster, too, and what is lost is told in objects and events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from memory_api import NAMESPACE, Stage, play, until
+
+from stretto.backends.protocol import Exit
+from stretto.jobs import events as e
+from stretto.jobs.model import Context, Job
+from stretto.kubernetes import status
+from stretto.kubernetes.controller import Controller
+from stretto.kubernetes.drivers import ClusterGroupDriver
+from stretto.kubernetes.kinds import PODS
+from stretto.kubernetes.metrics import exposition
+from stretto.spec.model import JobFile
+
+
+def told(stage: Stage, reason: str) -> list[dict[str, Any]]:
+    return [item for (plural, *_), item in stage.api.objects.items() if plural == "events" and item["reason"] == reason]
+
+
+async def decided(stage: Stage, controller: Controller, ahead_s: float = 0.0) -> None:
+    """Put the clock forward, and wait until that was looked at."""
+    stage.ahead_s += ahead_s
+    for _ in range(2):
+        before = controller.loop.decisions
+        controller.loop.wake(decide=True, urgent=True)
+        await until(lambda before=before: controller.loop.decisions > before)  # type: ignore[misc]
+
+
+def test_an_urgent_job_waits_for_one_that_would_lose_its_work() -> None:
+    async def story(stage: Stage) -> None:
+        stage.node(cpu="1")
+        async with stage.controller() as controller:
+            stage.job("slow")
+            (pod,) = await stage.has("slow", 1)
+            await decided(stage, controller, 100.0)
+            stage.job("urgent", priority=90)
+            await until(lambda: len(controller.book.jobs) == 2)
+            await decided(stage, controller, 100.0)
+            assert stage.api.names(PODS, "slow-") == [pod]
+            assert stage.api.names(PODS, "urgent-") == []
+            await stage.reaches("urgent", waitingFor="waits-for-pinned")
+            assert f"({NAMESPACE}/slow)" in stage.api.status("urgent")["message"]
+
+    play(story)
+
+
+def test_what_an_urgent_job_costs_another_is_told() -> None:
+    async def story(stage: Stage) -> None:
+        stage.node(cpu="1")
+        async with stage.controller() as controller:
+            stage.job("slow", preemptible=True)
+            (pod,) = await stage.has("slow", 1)
+            await decided(stage, controller, 100.0)
+            stage.job("urgent", priority=90)
+            await until(lambda: stage.api.names(PODS, "slow-") == [] or stage.api.objects["pods", NAMESPACE, pod][
+                "metadata"].get("deletionTimestamp"))  # fmt: skip
+            if stage.api.names(PODS, "slow-"):
+                stage.api.ended(pod)
+            await until(lambda: (stage.api.status("slow").get("lostSeconds") or 0) >= 100)
+            await until(lambda: told(stage, "Interrupted"))
+            (event,) = told(stage, "Interrupted")
+            assert (event["type"], f"stopped for {NAMESPACE}/urgent" in event["message"]) == ("Warning", True)
+            assert b'stretto_work_lost_seconds_total{cause="preempted"} 1' in exposition(controller, True)[0]
+
+    play(story)
+
+
+def test_the_settings_of_the_cycle_are_options_of_the_controller() -> None:
+    async def story(stage: Stage) -> None:
+        async with stage.controller(settings={"stops_lose_work": "true", "reserve_after_s": "5"}) as controller:
+            found = controller.loop.rules.settings
+            assert (found.stops_lose_work, found.reserve_after_s, found.placement) == (True, 5.0, "fewest-moves")
+
+    play(story)
+
+
+def test_what_was_seen_and_lost_is_known_again_from_the_status() -> None:
+    job = Job(
+        number=1, name="x/a", user="me", submitted_s=1.0, spec={"run": "x"}, context=Context(cwd="/"), level="restart",
+        keeps=True, start_s=2.5, lost_s=12.5, lost={"n1 lost": 12.5},
+    )  # fmt: skip
+    again = status.known(status.accounts(job), job.spec, job.level, "", [])
+    assert (again.keeps, again.start_s, again.lost_s, again.lost) == (True, 2.5, 12.5, {"n1 lost": 12.5})
+
+
+@pytest.fixture
+def driver(request: pytest.FixtureRequest) -> ClusterGroupDriver:
+    file = JobFile.model_validate({"run": "x", "level": "restart", "checkpoint": request.param})
+    job = SimpleNamespace(level="restart", id="1", workers=(), finished=0, keeps=False)
+    around: Any = SimpleNamespace(folder=Path("/nonexistent"), clock=lambda: 100.0)
+    active: Any = SimpleNamespace(job=job, file=file, number=1)
+    entry: Any = None
+    return ClusterGroupDriver(active, around, entry)
+
+
+@pytest.mark.parametrize(
+    ("driver", "code", "kept"),
+    [({"dir": "/shared"}, 0, True), ({"dir": "/shared"}, 143, False), ({}, 0, False)],
+    indirect=["driver"],
+)
+def test_a_restart_job_keeps_its_work_if_it_ends_well_when_asked(
+    driver: ClusterGroupDriver, code: int, kept: bool
+) -> None:
+    worker: Any = SimpleNamespace(name="w0", leaving="x", seat=SimpleNamespace(node="n1"))
+    driver.stop(["w0"])
+    driver.exited(worker, Exit(launch="1.w0", how="exited", status=code, asked=True), 0)
+    assert (driver.seen is not None and driver.seen.keeps) == kept
+    assert driver.seen is None or isinstance(driver.seen, e.Kept)
