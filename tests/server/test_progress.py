@@ -37,6 +37,9 @@ def test_plain_commands_are_not_stopped_for_equals(tmp_path: Path, policy: str) 
             running = [await m.begun("long-a"), await m.begun("long-b")]
             await m.after(8.0)
             newcomers = [await m.submit(f"short-{i}") for i in range(3)]
+            await m.after()
+            named = [text for _, text in [await m.reason(job) for job in newcomers]]
+            assert all("would lose their work" in text and "(long-a, long-b)" in text for text in named), named
             reasons: dict[str, str] = {}
             for _ in range(10):
                 await m.after(30.0)

@@ -52,6 +52,8 @@ class Verdicts(msgspec.Struct, frozen=True):
     """By job number."""
     state: CycleState
     wake_s: float
+    pinned: tuple[int, ...] = ()
+    """Numbers of the jobs that run and would lose their work."""
 
 
 Seating: TypeAlias = Callable[[Snapshot, IntArray, IntArray], dict[int, tuple[Seat, ...]]]
@@ -79,7 +81,7 @@ def verdicts(view: Snapshot, decided: Decided, seating: Seating, names: Mapping[
             unit = "core" if not width else "slot" if view.pools[max(pool, 0)] == CPU_POOL else "GPU"
             verdict = same[key] = Verdict(its, pool, Ground(code, first, second, unit, jobs), gone)
         found[number] = verdict
-    return Verdicts(found, decided.state, decided.wake_s)
+    return Verdicts(found, decided.state, decided.wake_s, tuple(view.job[view.pinned].tolist()))
 
 
 def on_nodes(view: Snapshot, placed: IntArray, pool: IntArray) -> dict[int, tuple[Seat, ...]]:

@@ -109,6 +109,8 @@ class Loop:
         """What the cycle and the policy remember."""
         self.remembered: Callable[[], None] = lambda: None
         """Called after every decision."""
+        self.pinned: tuple[int, ...] = ()
+        """Numbers of the jobs that would have lost their work by a stop when it was last decided."""
         self._agenda = Agenda()
         self._decided_s = -math.inf
         """When the policy was last asked."""
@@ -257,7 +259,7 @@ class Loop:
     def _take_over(self, answer: deciding.Verdicts) -> None:
         self.decisions += 1
         self.trouble = ""
-        self.state = answer.state
+        self.state, self.pinned = answer.state, answer.pinned
         known = self.book.jobs
         for number, verdict in answer.of.items():
             active = known.get(number)

@@ -57,6 +57,9 @@ _BEHIND = 10_000
 
 
 _MOST_SHAPES = 1000
+_MOST_NAMED = 3
+_NO_ROOM = frozenset({"no-room", "behind-head", "lower-queue", "waits-for-turn", "fragmented"})
+"""Reasons that say only that there is no room."""
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -403,7 +406,7 @@ class Plane:
         else:
             reason, text, target = active.reason.name, active.reason.text, len(active.target)
         if active is not None:
-            text += _about_drained(job, cluster.drained, self.clock())
+            text += self._about_pinned(active) + _about_drained(job, cluster.drained, self.clock())
         told = self.expected([job.number]).get(job.number)
         if told is not None and not job.workers and (told.source != "unknown" or self._needs_lengths):
             text = f"{text}; {told.text}"
@@ -435,6 +438,15 @@ class Plane:
     @property
     def _needs_lengths(self) -> bool:
         return "length" in self.loop.rules.policy.traits.uses
+
+    def _about_pinned(self, active: Active) -> str:
+        """Whom nobody stops for a job that waits, where that is not all that its reason says."""
+        waits = not active.target and not active.job.workers and active.number not in self.loop.holds
+        named = [self.book.jobs[number].job.name for number in self.loop.pinned if number in self.book.jobs]
+        if not waits or not named or active.reason.name not in _NO_ROOM:
+            return ""
+        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        return f"; jobs that would lose their work are not stopped for it ({', '.join(named[:_MOST_NAMED])}{more})"
 
     async def forecast(self) -> list[Foreseen]:
         """When each waiting job will start and each running one end, if nothing else comes."""
