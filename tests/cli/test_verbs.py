@@ -154,6 +154,10 @@ def test_nodes(stretto: Line, job: str) -> None:
     found = stretto.json("nodes")
     assert [node["devices"] for node in found] == [4, 4]
     name = found[0]["name"]
+    assert stretto.json("nodes", "--drain", name, "--within", "10m")[0]["leaves_s"] > 0
+    assert stretto.json("nodes", "--drain", name, "--now")[0]["drained"]
+    assert "add --drain" in stretto("nodes", "--within", "10m", code=2)
+    assert "keep one" in stretto("nodes", "--drain", name, "--within", "10m", "--now", code=2)
     assert stretto.json("nodes", "--drain", name)[0]["drained"]
     assert "drained" in stretto("nodes")
     assert not stretto.json("nodes", "--undrain", name)[0]["drained"]

@@ -143,6 +143,20 @@ def test_an_elastic_job_that_never_joined_is_a_plain_program(tmp_path: Path) -> 
     play(story())
 
 
+def test_a_plain_program_has_ended_though_one_of_its_workers_was_asked_to_leave(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with played(tmp_path, 2, policy="elastic-fifo") as m:
+            liar = await m.begun("liar", elastic={"min": 1, "max": 2})
+            await m.until(liar, lambda job: len(job.workers) == 2)
+            m.backend.when_asked[liar.number] = lambda launch: None
+            await m.plane.scale("liar", 1, 1, "me")
+            await m.until(liar, lambda job: any(worker.leaving for worker in job.workers))
+            m.backend.finish(liar)
+            await m.until(liar, lambda job: job.phase == "succeeded")
+
+    play(story())
+
+
 def test_what_keeps_its_minimum_is_shrunk_to_it_and_not_stopped(tmp_path: Path) -> None:
     async def story() -> None:
         async with played(tmp_path, 2, policy="priority") as m:

@@ -144,13 +144,19 @@ class ElasticDriver(Driver):
             return End("failed", describe(worker, exit), 127)
         if state.done:
             return End("succeeded", "", 0)
-        if left or exit.how != "exited" or exit.status != 0 or worker.leaving or exit.asked:
-            return None
-        known = state.named(worker.name)
-        if known is None:
+        taken = bool(worker.leaving) or exit.asked
+        if not left and self._never_joined and (taken or exit.how == "exited"):
             times = self.active.job.launches
             said = f"its script never joined the job, and ran {times} times" if times > 1 else ""
             return End("succeeded", said, 0)
+        if not left:
+            # The machine has failed the last one: it is tried again.
+            self._never_joined = False
+        if left or exit.how != "exited" or exit.status != 0 or taken:
+            return None
+        known = state.named(worker.name)
+        if known is None:
+            return None
         # Who left was sent away from outside, and its job goes on.
         return End("succeeded", "", 0) if known.finished else None
 
