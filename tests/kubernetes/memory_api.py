@@ -198,7 +198,7 @@ class Stage:
         self.api.put(NODES, {"metadata": {"name": name, "labels": {}}, "spec": {}, "status": told})
 
     def job(self, name: str, low: int = 1, high: int | None = None, **spec: Any) -> None:
-        workers = {"min": low, "max": high or low}
+        workers = {"min": low, "max": high or low, "explore": False}
         usual = {"image": "i", "run": "python x.py", "resources": {"gpu": 0, "cpu": "1"}, "workers": workers}
         self.api.put(ELASTIC_JOBS, {"metadata": {"name": name}, "spec": {**usual, **spec}})
 

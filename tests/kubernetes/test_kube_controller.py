@@ -51,7 +51,13 @@ def jobs(control_plane: ControlPlane, namespace: str) -> Jobs:
 
 def plain(jobs: Jobs, name: str, low: int, high: int | None = None, **more: Any) -> None:
     """A job whose pods only pretend; its script never joins."""
-    spec = {"workers": {"min": low, "max": high or low}, "image": "none", "run": "train", "resources": GPUS, **more}
+    spec = {
+        "workers": {"min": low, "max": high or low, "explore": False},
+        "image": "none",
+        "run": "train",
+        "resources": GPUS,
+        **more,
+    }
     jobs.create(name, **spec)
 
 

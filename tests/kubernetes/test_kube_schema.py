@@ -126,7 +126,7 @@ def test_the_defaults_are_the_job_files() -> None:
         "suspend": False,
         "stop": {"grace": 30},
         "checkpoint": {"every": 60, "keep": 3},
-        "workers": {"min": 1, "max": 1, "step": 1},
+        "workers": {"min": 1, "max": 1, "step": 1, "explore": True},
     }
     assert accepts(filled)
 

@@ -102,7 +102,7 @@ class Training:
         }
         container["volumeMounts"].append({"name": "tmp", "mountPath": "/tmp"})  # type: ignore[attr-defined]
         self.jobs.create(
-            name, workers={"min": low, "max": high}, image=WORKER, command=["python3", "/shelf/train.py"],
+            name, workers={"min": low, "max": high, "explore": False}, image=WORKER, command=["python3", "/shelf/train.py"],
             env={"EPOCHS": str(epochs), "OMP_NUM_THREADS": "1"}, resources={"gpu": 0, "cpu": cpu, "memory": "700Mi"},
             checkpoint={"dir": "/shelf", "every": 2}, template={"spec": pod}, **more,
         )  # fmt: skip
@@ -224,7 +224,7 @@ def test_templates_that_cannot_run_end_in_a_clear_condition(
         training.plain("no-program", ["/not/there"])
         training.plain("fails", ["sh", "-c", "echo something went wrong >&2; exit 3"])
         training.plain("too-large", ["python3", "-c", "b'x' * 2**30"])
-        training.plain("ends", ["true"], level="elastic", workers={"min": 1, "max": 2})
+        training.plain("ends", ["true"], level="elastic", workers={"min": 1, "max": 2, "explore": False})
         assert "ErrImageNeverPull" in jobs.ended("no-image", "Failed")["message"]
         assert "/not/there" in jobs.ended("no-program", "Failed")["message"]
         told = jobs.ended("fails", "Failed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -167,8 +167,8 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Elastic(_Strict):
-    """Between how many workers the job may run."""
+class Sizes(_Strict):
+    """Between how many workers, or replicas, the job may run."""
 
     min: Workers = Field(default=1, description="The fewest workers it makes sense with.")
     max: Workers = Field(description="The most workers it can use.")
@@ -178,15 +178,20 @@ class Elastic(_Strict):
         PlainSerializer(lambda step: "pow2" if step == POWERS_OF_TWO else step),
         WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "pow2"}]}),
     ] = Field(default=1, description="Sizes go up in steps of so many workers; pow2: 1, 2, 4, 8, …")
-    explore: bool = Field(
-        default=True, description="Other sizes are tried with what is free, to find the fastest. false: never."
-    )
 
     @model_validator(mode="after")
-    def _range(self) -> Elastic:
+    def _range(self) -> Self:
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}; exchange them")
         return self
+
+
+class Elastic(Sizes):
+    """Between how many workers the job may run."""
+
+    explore: bool = Field(
+        default=True, description="Other sizes are tried with what is free, to find the fastest. false: never."
+    )
 
 
 class Resources(_Strict):
@@ -245,7 +250,7 @@ class Service(_Strict):
 
     port: int = Field(ge=1, le=65535, strict=True, description="Where clients reach it.")
     host: Host = Field(default="127.0.0.1", description="The address that clients reach it at; 0.0.0.0: any.")
-    replicas: Elastic = Field(default=Elastic(min=1, max=1), description="Between how many replicas it may run.")
+    replicas: Sizes = Field(default=Sizes(min=1, max=1), description="Between how many replicas it may run.")
     target: Target = Target(cpu=80)
     health: HttpPath | None = Field(
         default=None, description="A path that answers 2xx or 3xx when a replica can serve; otherwise it need listen."
@@ -375,7 +380,7 @@ class JobFile(_Strict):
             min_workers=low,
             max_workers=high,
             step=sizes.step if sizes else 1,
-            explore=sizes.explore if sizes else False,
+            explore=self.elastic is not None and self.elastic.explore,
             width_milli=self.resources.width_milli,
             cpu_milli=self.resources.cpu or 0,
             memory_mib=self.resources.memory or 0,

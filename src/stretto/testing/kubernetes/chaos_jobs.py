@@ -130,7 +130,7 @@ class Workplace:
             env |= {"STEPS": str(job.length), "STATE": str(self.folder / "state" / f"{job.name}.json")}
         script = "train.py" if job.kind == "elastic" else "group.py"
         spec = {
-            "workers": {"min": job.low, "max": job.high},
+            "workers": {"min": job.low, "max": job.high, "explore": False},
             "level": job.kind,
             "image": "none",
             "command": [sys.executable, str(self.folder / script)],
