@@ -48,7 +48,7 @@ from stretto.kubernetes.kinds import DEPLOYMENTS, ELASTIC_JOBS, Kind
 from stretto.kubernetes.watching import Watched
 from stretto.testing.kubernetes.building import VERSION
 from stretto.testing.kubernetes.control_plane import ControlPlane
-from stretto.testing.kubernetes.controller_process import controlled, forget, install
+from stretto.testing.kubernetes.controller_process import PRETENDING, controlled, forget, install
 from stretto.testing.kubernetes.fake_nodes import FakeNodes
 from stretto.testing.kubernetes.fake_objects import FakeNode, FakePod
 
@@ -258,7 +258,7 @@ def elastic_job(ask: Ask) -> dict[str, Any]:
             "image": "none",
             "run": "train",
             "level": "elastic",
-            "workers": {"min": ask.least, "max": ask.most, "requested": ask.asked},
+            "workers": {"min": ask.least, "max": ask.most, "requested": ask.asked, "explore": False},
             "resources": {"gpu": 0, "cpu": 1},
         },
     }
@@ -356,7 +356,11 @@ async def run(
         async with agent as stage.agent, beside(stage.watched.run()):
             await stage.watched.synced.wait()
             forget(plane)
-            with controlled(account, plane.folder, lease_s=LEASE_S) if arm == "stretto" else nullcontext():
+            with (
+                controlled(account, plane.folder, lease_s=LEASE_S, options=PRETENDING)
+                if arm == "stretto"
+                else nullcontext()
+            ):
                 if arm == "stretto":
                     await leads(api)
                 stage.begin()

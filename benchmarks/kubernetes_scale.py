@@ -46,7 +46,7 @@ from stretto.kubernetes.problems import ObjectNotFound
 from stretto.kubernetes.watching import Watched
 from stretto.testing.kubernetes.building import VERSION
 from stretto.testing.kubernetes.control_plane import ControlPlane
-from stretto.testing.kubernetes.controller_process import ControllerProcess, controlled, install
+from stretto.testing.kubernetes.controller_process import PRETENDING, ControllerProcess, controlled, install
 from stretto.testing.kubernetes.guard import Guard
 
 T = TypeVar("T")
@@ -225,7 +225,7 @@ def elastic_job(name: str) -> dict[str, Any]:
             "image": "none",
             "run": "train",
             "level": "elastic",
-            "workers": {"min": 1, "max": WORKERS},
+            "workers": {"min": 1, "max": WORKERS, "explore": False},
             "resources": {"gpu": 1, "cpu": 1, "memory": "1Gi"},
         },
     }
@@ -376,7 +376,7 @@ async def measure(plane: ControlPlane, account: Path, nodes_pid: int, given: arg
     pods = min(given.jobs * WORKERS, given.nodes * GPUS_PER_NODE)
     decisions = Decisions()
     async with observing(plane) as (api, seen):
-        with controlled(account, plane.folder, lease_s=LEASE_S) as controller:
+        with controlled(account, plane.folder, lease_s=LEASE_S, options=PRETENDING) as controller:
             seen.goes_on = lambda: not controller.has_failed
             following = asyncio.create_task(decisions.follow(controller))
             usage = _usage(plane, nodes_pid, controller=controller.pid)
@@ -436,7 +436,7 @@ async def binding_alone(
 ) -> Span:
     await remove_pods(api, seen)
     made_s = await make_pods(api, seen, bodies)
-    with controlled(account, plane.folder, lease_s=LEASE_S) as controller:
+    with controlled(account, plane.folder, lease_s=LEASE_S, options=PRETENDING) as controller:
         usage = _usage(plane, nodes_pid, controller=controller.pid)
         done = await span(seen, len(bodies), time.monotonic())
         done.told("controller: bind alone")

@@ -215,7 +215,13 @@ class Stage:
         self._term += 1
         api: Any = self.api
         assert set(dir(api)) & set(dir(Api))
-        controller = Controller(api, self._term, "me", Options(url="ws://x", **options), self._clock)
+        controller = Controller(
+            api,
+            self._term,
+            "me",
+            Options(**{"url": "ws://x", "settings": {"stops_lose_work": True}, **options}),
+            self._clock,
+        )
         running = asyncio.create_task(controller.run())
         try:
             yield controller, running

@@ -24,7 +24,7 @@ from stretto.kubernetes.kinds import Kind
 from stretto.kubernetes.sdk import AsyncKubernetesClient, KubernetesClient
 from stretto.kubernetes.sdk.calls import told_of
 from stretto.testing.kubernetes.control_plane import ControlPlane
-from stretto.testing.kubernetes.controller_process import ControllerProcess, controlled, forget
+from stretto.testing.kubernetes.controller_process import PRETENDING, ControllerProcess, controlled, forget
 from stretto.testing.kubernetes.fake_objects import FakeNode
 from stretto.testing.kubernetes.images import USER, WORKER
 from stretto.testing.kubernetes.node import RealNode
@@ -33,7 +33,13 @@ from stretto.testing.kubernetes.processes import free_port
 pytestmark = pytest.mark.cluster
 
 RESOURCES = {"gpu": 1, "cpu": 1, "memory": "1Gi"}
-FILE = {"name": "train", "run": "train", "image": "none", "elastic": {"min": 1, "max": 3}, "resources": RESOURCES}
+FILE = {
+    "name": "train",
+    "run": "train",
+    "image": "none",
+    "elastic": {"min": 1, "max": 3, "explore": False},
+    "resources": RESOURCES,
+}
 
 
 class Line:
@@ -87,7 +93,7 @@ def controller(
     control_plane: ControlPlane, account: Path, nodes: Played, tmp_path: Path
 ) -> Iterator[ControllerProcess]:
     forget(control_plane)
-    with controlled(account, tmp_path) as running:
+    with controlled(account, tmp_path, options=PRETENDING) as running:
         yield running
 
 

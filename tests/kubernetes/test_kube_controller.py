@@ -13,7 +13,7 @@ from played import Played, played
 
 from stretto.errors import StrettoError
 from stretto.testing.kubernetes.control_plane import ControlPlane
-from stretto.testing.kubernetes.controller_process import ControllerProcess, controlled, forget
+from stretto.testing.kubernetes.controller_process import PRETENDING, ControllerProcess, controlled, forget
 from stretto.testing.kubernetes.fake_objects import FakeNode
 
 pytestmark = pytest.mark.cluster
@@ -39,7 +39,7 @@ def controller(
     control_plane: ControlPlane, account: Path, nodes: Played, tmp_path: Path
 ) -> Iterator[ControllerProcess]:
     forget(control_plane)
-    with controlled(account, tmp_path) as running:
+    with controlled(account, tmp_path, options=PRETENDING) as running:
         yield running
     assert "Traceback" not in (tmp_path / "controller.log").read_text()
 
@@ -350,7 +350,7 @@ def test_of_two_controllers_one_works(
     controller: ControllerProcess, account: Path, nodes: Played, jobs: Jobs, tmp_path: Path
 ) -> None:
     (tmp_path / "second").mkdir()
-    with controlled(account, tmp_path / "second") as second:
+    with controlled(account, tmp_path / "second", options=PRETENDING) as second:
         plain(jobs, "a", 1, 8)
         nodes.has(jobs.namespace, "a", 8)
         controller.kill()

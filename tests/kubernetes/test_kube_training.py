@@ -102,7 +102,8 @@ class Training:
         }
         container["volumeMounts"].append({"name": "tmp", "mountPath": "/tmp"})  # type: ignore[attr-defined]
         self.jobs.create(
-            name, workers={"min": low, "max": high, "explore": False}, image=WORKER, command=["python3", "/shelf/train.py"],
+            name, workers={"min": low, "max": high, "explore": False}, image=WORKER,
+            command=["python3", "/shelf/train.py"],
             env={"EPOCHS": str(epochs), "OMP_NUM_THREADS": "1"}, resources={"gpu": 0, "cpu": cpu, "memory": "700Mi"},
             checkpoint={"dir": "/shelf", "every": 2}, template={"spec": pod}, **more,
         )  # fmt: skip

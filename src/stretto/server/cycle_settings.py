@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stretto.core.cycle import Settings
+from stretto.core.cycle import LIVE, Settings
 from stretto.errors import UsageError
 
 NAMES = ("stops_lose_work", "hysteresis", "reserve_after_s")
@@ -36,5 +36,5 @@ def read(given: Mapping[str, Any], before: Settings) -> Settings:
 
 def unusual(settings: Settings) -> dict[str, Any]:
     """Those that are not as they are by default."""
-    usual = Settings()
+    usual = LIVE
     return {name: value for name in NAMES if (value := getattr(settings, name)) != getattr(usual, name)}

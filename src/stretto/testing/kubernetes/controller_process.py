@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from stretto.testing.kubernetes.guard import Guard
 
 ACCOUNT, NAMESPACE = "stretto-controller", "stretto-system"
 DEADLINE_S = 90.0
+PRETENDING = ("--set", "stops_lose_work=true")
+"""For pods that only pretend to train: they never join, and would be taken for programs that lose their work."""
 
 
 def install(control_plane: ControlPlane, manifests: Path) -> Path:
@@ -39,7 +41,16 @@ def command_line(kubeconfig: Path, host: str, port: int, lease_s: float) -> list
 class ControllerProcess:
     """Can be started again when it has ended; then on the same port, where workers look for it."""
 
-    def __init__(self, kubeconfig: Path, folder: Path, host: str = "127.0.0.1", *, lease_s: float = 3.0) -> None:
+    def __init__(
+        self,
+        kubeconfig: Path,
+        folder: Path,
+        host: str = "127.0.0.1",
+        *,
+        lease_s: float = 3.0,
+        options: Sequence[str] = (),
+    ) -> None:
+        self._options = tuple(options)
         self.log = folder / "controller.log"
         self.address = ""
         self._kubeconfig, self._host, self._lease_s = kubeconfig, host, lease_s
@@ -59,7 +70,9 @@ class ControllerProcess:
         """Returns when it says that it listens."""
         command = command_line(self._kubeconfig, self._host, self._port, self._lease_s)
         with self.log.open("a") as log:
-            self._process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=log, text=True)
+            self._process = subprocess.Popen(
+                [*command, *self._options, "--json"], stdout=subprocess.PIPE, stderr=log, text=True
+            )
         self._guard = Guard()
         self._guard.process(self.pid, DEADLINE_S)
         assert self._process.stdout is not None
@@ -101,9 +114,9 @@ class ControllerProcess:
 
 @contextmanager
 def controlled(
-    kubeconfig: Path, folder: Path, host: str = "127.0.0.1", *, lease_s: float = 3.0
+    kubeconfig: Path, folder: Path, host: str = "127.0.0.1", *, lease_s: float = 3.0, options: Sequence[str] = ()
 ) -> Iterator[ControllerProcess]:  # fmt: skip
-    controller = ControllerProcess(kubeconfig, folder, host, lease_s=lease_s)
+    controller = ControllerProcess(kubeconfig, folder, host, lease_s=lease_s, options=options)
     try:
         controller.start()
         yield controller
