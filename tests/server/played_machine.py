@@ -39,6 +39,8 @@ class PlayedBackend:
         self.living: dict[str, Launch] = {}
         self.when_asked: dict[int, Callable[[Launch], int | None]] = {}
         """By job: what its program does, and its exit code then; None: it goes on."""
+        self.deaf: set[int] = set()
+        """Jobs whose programs hear nothing, and take their time to be killed."""
         self._tell: Callable[[News], None] = lambda news: None
 
     async def open(self, known: Iterable[str], tell: Callable[[News], None]) -> None:
@@ -55,7 +57,7 @@ class PlayedBackend:
         self._tell(Started(launch=launch.id, pid=1000 + len(self.living), how="plain"))
 
     def terminate(self, launch: str) -> None:
-        if launch not in self.living:
+        if launch not in self.living or self.living[launch].job in self.deaf:
             return
         does = self.when_asked.get(self.living[launch].job)
         if does is None:
@@ -64,6 +66,8 @@ class PlayedBackend:
             self._end(Exit(launch=launch, how="exited", status=code, asked=True))
 
     def kill(self, launch: str) -> None:
+        if launch in self.living and self.living[launch].job in self.deaf:
+            return
         self._end(Exit(launch=launch, how="signalled", status=9, asked=True))
 
     def forget(self, launch: str) -> None:
@@ -115,6 +119,12 @@ class Played:
                 assert time.monotonic() < deadline_s, self.plane.loop.trouble or "nothing is decided"
                 await asyncio.sleep(0.002)
         await self.plane.book.settled()
+
+    async def comes(self, look: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not look():
+            assert time.monotonic() < deadline_s, "it did not come about in time"
+            await asyncio.sleep(0.002)
 
     async def reason(self, job: Job) -> tuple[str, str]:
         why = await self.plane.why(job.id)

@@ -72,6 +72,8 @@ def _something(rng: random.Random, now: Job, step: int) -> e.Event:
             e.Exited(worker=worker, launch=launch, how="exited"),
             e.Retried(not_before_s=1e6 / 3, text="lost"),
             e.Progressed(steps=now.steps + step, metrics={"loss": rng.random(), "whole": step}),
+            e.Kept(how="its script has joined", start_s=0.1 + 0.2),
+            e.Interrupted(cause="node", lost_s=12.5, text="n1 lost", by=("b", "c")),
             e.Migrated(node="n2", paused_s=0.1 + 0.2),
         )
     )
