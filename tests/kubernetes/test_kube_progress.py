@@ -36,7 +36,7 @@ async def decided(stage: Stage, controller: Controller, ahead_s: float = 0.0) ->
 def test_an_urgent_job_waits_for_one_that_would_lose_its_work() -> None:
     async def story(stage: Stage) -> None:
         stage.node(cpu="1")
-        async with stage.controller() as controller:
+        async with stage.controller(settings={}) as controller:
             stage.job("slow")
             (pod,) = await stage.has("slow", 1)
             await decided(stage, controller, 100.0)
@@ -54,7 +54,7 @@ def test_an_urgent_job_waits_for_one_that_would_lose_its_work() -> None:
 def test_what_an_urgent_job_costs_another_is_told() -> None:
     async def story(stage: Stage) -> None:
         stage.node(cpu="1")
-        async with stage.controller() as controller:
+        async with stage.controller(settings={}) as controller:
             stage.job("slow", preemptible=True)
             (pod,) = await stage.has("slow", 1)
             await decided(stage, controller, 100.0)

@@ -380,7 +380,7 @@ class JobFile(_Strict):
             min_workers=low,
             max_workers=high,
             step=sizes.step if sizes else 1,
-            explore=self.elastic is not None and self.elastic.explore,
+            explore=self.elastic is not None and self.elastic.explore and low < high,
             width_milli=self.resources.width_milli,
             cpu_milli=self.resources.cpu or 0,
             memory_mib=self.resources.memory or 0,
