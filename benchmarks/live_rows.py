@@ -1,0 +1,120 @@
+"""What users saw go wrong, tried again through `stretto up` with its defaults, each beside the simplest alternative.
+
+    python benchmarks/live_rows.py [gpt] [digits] [eighteen] [--jobs 18]
+
+*gpt* (one GPU): a small GPT, 300 steps, `elastic: 1..4` at `gpu: 0.25`, alone, beside 1, 2 and 4 fixed workers: at most
+1.35 times the best of these, the start of workers included. *digits* (16 cores): a small MLP, `elastic: 1..16`, beside
+1, 2, 4, 8 and 16 fixed workers: at most 1.15 times the best. *eighteen* (16 cores): 18 short training jobs of three kinds,
+none of which is faster on more workers, come within 50 s under several policies: `stretto` at most 1.15 times one worker
+each, and the best of the policies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from _measure import machine
+from _server import serving, until
+from _verdict import report
+from stretto.client import Client
+
+SCRIPTS = Path(__file__).parent / "scripts"
+WAIT_S = 300.0
+POLICIES = ("fifo", "elastic-fifo", "afs-l", "stretto")
+
+
+def command(model: str, steps: int) -> list[str]:
+    return [sys.executable, str(SCRIPTS / "busy.py"), "--model", model, "--steps", str(steps)]
+
+
+def submit(client: Client, model: str, steps: int, sizes: tuple[int, int], **more: Any) -> int:
+    low, high = sizes
+    file = {"run": command(model, steps), "workers": high, "elastic": {"min": low, "max": high}, **more}
+    return client.submit(file).number
+
+
+def ended(client: Client, number: int) -> Any:
+    job = client.wait(number, timeout_s=WAIT_S)
+    if job.phase != "succeeded":
+        sys.exit(f"{job.name} has {job.phase}: {job.message}")
+    return job
+
+
+def alone(name: str, model: str, steps: int, most: int, fixed: tuple[int, ...], goal: float, *options: str) -> bool:
+    """One elastic job, nothing learned, beside the same at fixed sizes: from submission to the end."""
+    resources = {"resources": {"gpu": 0.25}} if model == "gpt" else {}
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder), *options) as server:
+        client = server.client()
+        # What is done once per machine is nobody's.
+        ended(client, submit(client, model, 3, (1, 1), name="warm-up", **resources))
+        took = {}
+        for size in fixed:
+            job = ended(client, submit(client, model, steps, (size, size), name=f"fixed-{size}", **resources))
+            took[size] = job.ended_s - job.submitted_s
+        job = ended(client, submit(client, model, steps, (1, most), name="elastic", **resources))
+        ours = job.ended_s - job.submitted_s
+    best = min(took.values())
+    report(
+        f"live_rows: {name}", ours=ours, peer=best, ratio=ours / best, unit="s", goal=f"<= {goal}",
+        ok=ours <= goal * best, fixed=took, resizes=job["resizes"], machine=machine(),
+    )  # fmt: skip
+    return ours <= goal * best
+
+
+def eighteen(count: int) -> bool:
+    """(kind, steps): each takes some seconds on one worker."""
+    kinds = (("small", 1500), ("small", 3000), ("convolution", 40))
+    planned = [(kinds[i % 3], 50.0 * i / count) for i in range(count)]
+    means: dict[str, float] = {}
+    resizes: dict[str, int] = {}
+    for policy in (*POLICIES, "one each"):
+        with tempfile.TemporaryDirectory() as folder, serving(Path(folder), "--cpu", "--slots", "16") as server:
+            client = server.client()
+            ended(client, submit(client, "small", 3, (1, 1), name="warm-up"))
+            client.set_policy("stretto" if policy == "one each" else policy, {})
+            began_s, numbers = time.monotonic(), []
+            for (model, steps), at_s in planned:
+                until(lambda at_s=at_s, began_s=began_s: time.monotonic() >= began_s + at_s, "its time")
+                sizes = (1, 1) if policy == "one each" else (1, 8)
+                file = {"run": command(model, steps), "workers": 1 if sizes == (1, 1) else 4}
+                numbers.append(client.submit({**file, "elastic": {"min": sizes[0], "max": sizes[1]}}).number)
+            jobs = [ended(client, number) for number in numbers]
+        means[policy] = statistics.mean(job.ended_s - job.submitted_s for job in jobs)
+        resizes[policy] = sum(job["resizes"] for job in jobs)
+        print(json.dumps({"policy": policy, "mean_s": means[policy], "resizes": resizes[policy]}), flush=True)
+    ours, peer = means["stretto"], means["one each"]
+    ok = ours <= 1.15 * peer and ours <= min(means[name] for name in POLICIES)
+    report(
+        "live_rows: eighteen", ours=ours, peer=peer, ratio=ours / peer, unit="s mean completion",
+        goal="<= 1.15, and the best of the policies", ok=ok, means=means, resizes=resizes, machine=machine(),
+    )  # fmt: skip
+    return ok
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=["gpt", "digits", "eighteen"])
+    parser.add_argument("--jobs", type=int, default=18)
+    arguments = parser.parse_args()
+    met = True
+    for part in arguments.parts:
+        if part == "gpt":
+            met &= alone("gpt at quarter shares", "gpt", 300, 4, (1, 2, 4), 1.35)
+        elif part == "digits":
+            met &= alone("digits on 16 cores", "small", 20_000, 16, (1, 2, 4, 8, 16), 1.15, "--cpu")
+        elif part == "eighteen":
+            met &= eighteen(arguments.jobs)
+        else:
+            parser.error(f"{part!r} is no part of this benchmark")
+    sys.exit(0 if met else 1)
+
+
+if __name__ == "__main__":
+    main()
