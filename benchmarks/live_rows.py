@@ -2,11 +2,11 @@
 
     python benchmarks/live_rows.py [gpt] [digits] [eighteen] [--jobs 18]
 
-*gpt* (one GPU): a small GPT, 300 steps, `elastic: 1..4` at `gpu: 0.25`, alone, beside 1, 2 and 4 fixed workers: at most
-1.35 times the best of these, the start of workers included. *digits* (16 cores): a small MLP, `elastic: 1..16`, beside
-1, 2, 4, 8 and 16 fixed workers: at most 1.15 times the best. *eighteen* (16 cores): 18 short training jobs of three kinds,
-none of which is faster on more workers, come within 50 s under several policies: `stretto` at most 1.15 times one worker
-each, and the best of the policies.
+*gpt* (one GPU): a small GPT, 300 steps, `elastic: 1..4` at `gpu: 0.25`, alone, beside 1, 2 and 4 fixed workers: at
+most 1.35 times the best of these, the start of workers included. *digits* (16 cores): a small MLP, `elastic: 1..16`,
+beside 1, 2, 4, 8 and 16 fixed workers: at most 1.15 times the best. *eighteen* (16 cores): 18 short training jobs of
+three kinds, none of which is faster on more workers, come within 50 s under several policies: `stretto` at most 1.15
+times one worker each, and the best of the policies.
 """
 
 from __future__ import annotations
