@@ -14,7 +14,7 @@ from stretto.core.decision import Decision, Memory
 from stretto.core.handout import useful
 from stretto.core.policy import Policy, load
 from stretto.core.reasons import Reason
-from stretto.core.snapshot import GPU, IntArray, Snapshot
+from stretto.core.snapshot import GPU, FloatArray, IntArray, Snapshot
 from stretto.sim import cluster
 from stretto.sim.engine import simulate
 from stretto.sim.trace import Trace
@@ -87,15 +87,30 @@ def check_uncontended(name: str, view: Snapshot) -> None:
     assert workers_of(name, view) == useful(view).tolist()
 
 
-def check_work_conserving(name: str, view: Snapshot) -> None:
-    """No minimum of a waiting job fits, and no running job would get faster by what is free."""
+def check_work_conserving(name: str, view: Snapshot, *, weighs_cost: bool = False) -> None:
+    """No minimum of a waiting job fits, and no running job would get faster by what is free.
+
+    Where the policy weighs what a resize costs: nobody who would win that back before its end, or in ten minutes, which
+    is how long a size is expected to hold while nothing was seen.
+    """
     decision = answer(name, view)
     free = view.total_milli - int(need_of(view, decision.workers).sum())
     waits = decision.workers == 0
     assert (need_of(view, view.min_workers)[waits] > free).all()
     most = np.minimum(view.max_workers, decision.workers + free // view.width)
     faster = view.rate(most) > view.rate(decision.workers)
+    if weighs_cost:
+        stays = (decision.workers == view.workers) & (view.resize_s > 0)
+        faster &= ~stays | (_won_s(view, most) > view.resize_s)
     assert not (faster & ~waits).any()
+
+
+def _won_s(view: Snapshot, workers: IntArray) -> FloatArray:
+    """Seconds that each running job would end sooner within ten minutes; nothing where the length is unknown."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = view.rate(workers) / view.rate(view.workers)
+        won: FloatArray = np.minimum(np.nan_to_num(view.remaining) / view.rate(workers), 600.0) * (ratio - 1)
+    return np.nan_to_num(won)
 
 
 def check_order(name: str, view: Snapshot, order: IntArray) -> None:

@@ -4,7 +4,8 @@ People submit sweeps: jobs of one class that were submitted together need nearly
 neighbours submitted within a minute of each other differ by 1 to 7 %). So the sample for a job is the few finished
 jobs of its class submitted nearest to it, weighted by closeness, then the class as a whole with a small weight, and a
 long tail with a tiny one. Siblings that still run tell something too: what they have attained, the job will need,
-unless siblings that have ended say otherwise. Siblings that differ among themselves promise little.
+unless siblings that have ended say otherwise. Siblings that differ among themselves promise little. A job without
+siblings needs at least nearly what the shortest of its class did, if the jobs of that class are alike.
 
 The answer is Gittins-like: the least expected time spent per completion, over all limits one could set.
 Sizes are in seconds on the minimum of workers.
@@ -22,6 +23,7 @@ _CLOSE_S = 60.0
 _SIBLING_S = 30.0
 _PILOT_S = 10.0
 _PILOT_SHARE = 0.9
+_FEW = 3
 _QUANTILES = 12
 _CLASS_WEIGHT = 0.05
 _TAIL_WEIGHT = 0.01
@@ -34,14 +36,14 @@ class Outlook(msgspec.Struct, frozen=True):
     left: FloatArray
     """Effective time left: smaller goes first."""
     least: FloatArray
-    """What the job will need in all, at least: what it has attained, or what its siblings needed."""
+    """What the job will need in all, at least: what it has attained, or what its siblings or its class needed."""
 
 
 def outlook(view: Snapshot, attained: FloatArray) -> Outlook:
     """Judge every job by its siblings."""
     history = view.history
     proven = _by_pilots(view, attained)
-    if len(history) < 3:
+    if len(history) < _FEW:
         return Outlook(_FIRST_GUESS_S + proven, proven)
     start, stop = np.searchsorted(history.klass, (view.klass, view.klass + 1))
     at = np.searchsorted(_key(history.klass, history.job), _key(view.klass, view.job))
@@ -53,7 +55,8 @@ def outlook(view: Snapshot, attained: FloatArray) -> Outlook:
     weight = np.where(inside, 1 / (1 + apart_s / _CLOSE_S), 0.0)
     sibling = inside & (apart_s < _SIBLING_S) & (size > _PILOT_SHARE * attained[:, None])
     left = _gittins(*_with_class(view, size, weight, proven), attained, proven)
-    return Outlook(left, np.where(sibling.any(axis=1), np.maximum(attained, _least(size, sibling)), proven))
+    least = np.where(sibling.any(axis=1), np.maximum(attained, _least(size, sibling)), _by_class(view, proven))
+    return Outlook(left, least)
 
 
 def _key(klass: IntArray, job: IntArray) -> IntArray:
@@ -67,6 +70,20 @@ def _least(size: FloatArray, sibling: BoolArray) -> FloatArray:
     longest = np.where(sibling, size, -np.inf).max(axis=1)
     trust = np.minimum(_PILOT_SHARE, shortest / np.maximum(longest, 1e-12))
     return np.where(np.isfinite(shortest), trust * shortest, 0.0)
+
+
+def _by_class(view: Snapshot, proven: FloatArray) -> FloatArray:
+    """Nearly what the shortest of its class needed, where the jobs of that class are alike; what is proven, otherwise.
+
+    Classes whose shortest job took less than half of the usual time promise nothing.
+    """
+    history = view.history
+    ascending = history.size_s[np.lexsort((history.size_s, history.klass))]
+    start, stop = np.searchsorted(history.klass, (view.klass, view.klass + 1))
+    last = len(ascending) - 1
+    shortest, usual = ascending[np.minimum(start, last)], ascending[np.minimum((start + stop) // 2, last)]
+    alike = np.clip(2 * shortest / np.maximum(usual, 1e-12) - 1, 0.0, _PILOT_SHARE)
+    return np.where(stop - start >= _FEW, np.maximum(proven, alike * shortest), proven)
 
 
 def _by_pilots(view: Snapshot, attained: FloatArray) -> FloatArray:
@@ -96,7 +113,7 @@ def _with_class(
     spots = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     own = ascending[np.minimum((start[:, None] + spots * (stop - start)[:, None]).astype(np.int64), len(order) - 1)]
     everyone = np.sort(history.size_s)[(spots * len(order)).astype(np.int64)]
-    usual = np.where((stop - start)[:, None] >= 3, own, everyone)
+    usual = np.where((stop - start)[:, None] >= _FEW, own, everyone)
     # A second at least: where all that ended were empty, nothing would lie ahead.
     tail = 2 * np.maximum(np.maximum(proven, usual[:, -1]), 1.0)
     n = len(view)

@@ -8,13 +8,14 @@ Resizing costs milliseconds, so it is done whenever it pays. One decision, in st
    (`fairshare`). A job that could no longer end within `fairness` times its completion time there is *late*, and stays
    so until half of that slack is made up. Where speed-ups change as jobs go on and nobody has been there yet, half
    of the slack is kept in reserve. This is looked at when the next job might become late, not at every event.
-3. **Start.** Minimums in order of priority; late jobs first; then the smallest area (time left × GPUs) first; whoever
-   does not fit is skipped. A running job is only displaced if that pays for its restart.
+3. **Start.** Minimums in order of priority; late jobs first; then the least time left first; whoever does not fit is
+   skipped. A running job is only displaced if that pays for its restart, and for a late job only once it has run
+   for many times what a start costs (`_stretto_start`).
 4. **Catch up.** Late jobs are raised to their fair share.
 5. **Hand out the rest.** The worth of progress of the i-th largest of the jobs is v(i) = (i^c − (i−1)^c)^(1/c),
    c = 1/(1−p): the exact derivative of the total completion time under heSRPT for speed-ups n^p. A worker of job j is
    worth v(j) × its gain in speed; the best ones are taken first, on concave hulls. A worker that is already there is
-   worth a little more, by what a resize costs: so nothing moves for a gain smaller than its cost.
+   worth more, by what a resize costs, and nothing moves for a gain smaller than its cost (`_stretto_sizes`).
 
 See docs/design/stretto-policy.md for the experiments that led here.
 """
@@ -29,10 +30,12 @@ import numpy as np
 from stretto.core import fairshare, marginal
 from stretto.core.decision import Decision, Memory
 from stretto.core.estimate import course as courses
-from stretto.core.estimate import siblings
 from stretto.core.estimate.course import Course
 from stretto.core.fairshare import FairWorld
 from stretto.core.hull import Hulls, hulls
+from stretto.core.policies._stretto_jobs import Jobs, Late, judge, places
+from stretto.core.policies._stretto_sizes import Market, catch_up, hand_out
+from stretto.core.policies._stretto_start import Stints, start
 from stretto.core.policy import Traits, policy
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Snapshot
@@ -71,29 +74,7 @@ class _Recall(msgspec.Struct, frozen=True, kw_only=True):
     late: BoolArray
     behind: FloatArray
     share: FloatArray
-
-
-class _Jobs(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known or believed of every job. Times in seconds on its minimum of workers."""
-
-    unit: FloatArray
-    """Steps/s on the minimum."""
-    done: FloatArray
-    left: FloatArray
-    need: IntArray
-    """Milli-GPU at the minimum."""
-    unknown: BoolArray | None
-    """Whose `left` is a guess; None: nobody's."""
-
-
-class _Late(msgspec.Struct, frozen=True):
-    """Who could no longer end in time, in comparison with equal sharing."""
-
-    late: BoolArray
-    behind: FloatArray
-    """Expected completion time as a multiple of that under equal sharing."""
-    share: FloatArray
-    """Workers under equal sharing."""
+    stints: Stints
 
 
 @policy(
@@ -111,21 +92,23 @@ class _Late(msgspec.Struct, frozen=True):
 def stretto(view: Snapshot, memory: Memory, options: Options) -> Decision:
     """Everybody starts at once; the rest goes where it shortens completion most; nobody falls behind a fair share."""
     recall = _recalled(view, memory)
-    jobs, least = _judge(view)
+    jobs, least = judge(view)
     # Sizes that nobody knows are learned from the pace of jobs up to their end: there we look every time.
     looks = jobs.unknown is not None or view.now_s >= recall.look_s
     if looks:
         recall = _look(view, jobs, least, recall, options)
     late = _seen(view, recall)
-    workers, left, free = _start(view, jobs, late, options)
-    free = _catch_up(view, late, workers, free)
-    last = _hand_out(view, jobs, workers, free, recall, options)
+    begun = start(view, jobs, late, recall.stints, options.patience, options.quantum_s)
+    recall = msgspec.structs.replace(recall, stints=begun.stints)
+    workers = begun.workers
+    free = catch_up(view, late, workers, begun.free)
+    last = hand_out(view, jobs, workers, free, Market(recall.curves, recall.between_s, options.p))
     if not looks and len(view) and view.job[-1] > recall.newest:
         recall = _expect(view, jobs, least, workers, recall, options)
     if looks:
         world = fairshare.paced(recall.world, view, view.rate(workers))
         recall = msgspec.structs.replace(recall, world=world)
-    return _explain(view, jobs, late, workers, left, last, recall, options)
+    return _explain(view, jobs, late, workers, begun.left, last, recall, options)
 
 
 def _recalled(view: Snapshot, memory: Memory) -> _Recall:
@@ -135,7 +118,7 @@ def _recalled(view: Snapshot, memory: Memory) -> _Recall:
         return _Recall(
             world=fairshare.empty(view), course=courses.empty(view), curves=hulls(view.rates[0]), between_s=600.0,
             at_s=view.now_s, newest=-1, look_s=view.now_s, job=empty, late=np.empty(0, np.bool_), behind=none,
-            share=none,
+            share=none, stints=Stints(empty, none, np.empty(0, np.bool_)),
         )  # fmt: skip
     recall: _Recall = memory
     passed = view.now_s - recall.at_s
@@ -148,22 +131,7 @@ def _recalled(view: Snapshot, memory: Memory) -> _Recall:
     return msgspec.structs.replace(recall, course=course, curves=curves, between_s=between, at_s=view.now_s)
 
 
-def _judge(view: Snapshot) -> tuple[_Jobs, FloatArray]:
-    """Step 1; and what each job will need in all, at least."""
-    unit = np.maximum(view.rate(view.min_workers), 1e-12)
-    done, left = view.done / unit, view.remaining / unit
-    need = marginal.smallest_need(view)
-    unknown = np.isnan(left)
-    if not unknown.any():
-        return _Jobs(unit=unit, done=done, left=left, need=need, unknown=None), done + left
-    seen = siblings.outlook(view, done)
-    # Unless jobs must wait for each other, being careful costs nothing: expect the job to end any moment.
-    crowded = int(need.sum()) > view.total_milli
-    least = np.where(unknown, seen.least if crowded else done, done + left)
-    return _Jobs(unit=unit, done=done, left=np.where(unknown, seen.left, left), need=need, unknown=unknown), least
-
-
-def _look(view: Snapshot, jobs: _Jobs, least: FloatArray, recall: _Recall, options: Options) -> _Recall:
+def _look(view: Snapshot, jobs: Jobs, least: FloatArray, recall: _Recall, options: Options) -> _Recall:
     """Step 2: advance the fair world and find who is late, and when the next job might be."""
     size = view.done + view.remaining
     world = fairshare.advance(recall.world, view, recall.course, size)
@@ -192,10 +160,10 @@ def _look(view: Snapshot, jobs: _Jobs, least: FloatArray, recall: _Recall, optio
 
 def _held_as_late(view: Snapshot, recall: _Recall) -> BoolArray:
     """Jobs that run because they were late at the last look."""
-    if not len(recall.job):
-        return np.zeros(len(view), np.bool_)
-    at = np.minimum(np.searchsorted(recall.job, view.job), len(recall.job) - 1)
-    held: BoolArray = (recall.job[at] == view.job) & recall.late[at] & (view.workers > 0)
+    at, known = places(recall.job, view)
+    if not known.any():
+        return known
+    held: BoolArray = known & recall.late[at] & (view.workers > 0)
     return held
 
 
@@ -210,7 +178,7 @@ def _rest_s(view: Snapshot, course: Course, workers: FloatArray, size: FloatArra
 
 
 def _expect(
-    view: Snapshot, jobs: _Jobs, least: FloatArray, workers: IntArray, recall: _Recall, options: Options
+    view: Snapshot, jobs: Jobs, least: FloatArray, workers: IntArray, recall: _Recall, options: Options
 ) -> _Recall:
     """Between two looks: the earliest moment at which a newcomer that did not get all it can use might be late."""
     short = (view.job > recall.newest) & (workers < view.max_workers)
@@ -220,7 +188,7 @@ def _expect(
     return msgspec.structs.replace(recall, newest=int(view.job[-1]), look_s=look)
 
 
-def _seen(view: Snapshot, recall: _Recall) -> _Late | None:
+def _seen(view: Snapshot, recall: _Recall) -> Late | None:
     """Who was late at the last look and is still here; None if nobody is."""
     if not recall.late.any():
         return None
@@ -229,126 +197,13 @@ def _seen(view: Snapshot, recall: _Recall) -> _Late | None:
     late = job[at] == view.job
     if not late.any():
         return None
-    return _Late(late, np.where(late, behind[at], 0.0), np.where(late, share[at], 0.0))
-
-
-def _start(view: Snapshot, jobs: _Jobs, late: _Late | None, options: Options) -> tuple[IntArray, FloatArray, int]:
-    """Step 3: minimums in order, whoever fits; the room that was left at each job's turn, and at the end."""
-    need = jobs.need
-    capacity = view.total_milli
-    free = capacity - int(need.sum())
-    if free >= 0:
-        # The order does not matter: each finds what the minimums of the others leave.
-        return view.min_workers.copy(), (free + need).astype(np.float64), free
-    held = np.maximum(jobs.left - view.start_s, 0.0)
-    if jobs.unknown is not None:
-        held = np.where(jobs.unknown, jobs.left * options.patience, held)
-    area = np.where(view.workers > 0, held, jobs.left) * need
-    keys: list[IntArray | FloatArray] = [view.job, area]
-    if late is not None:
-        keys.append(-late.behind)
-    if view.priority.any():
-        keys.append(-view.priority)
-    order = np.lexsort(keys)
-    wide = need[order]
-    total = np.cumsum(wide)
-    fit = int(np.searchsorted(total, capacity, side="right"))
-    free = capacity - (int(total[fit - 1]) if fit else 0)
-    size, room = view.min_workers[order], capacity - total + wide
-    room[fit:] = free
-    narrowest = np.minimum.accumulate(wide[fit:][::-1])[::-1].tolist()
-    for i, milli in enumerate(wide[fit:].tolist(), fit):
-        if narrowest[i - fit] > free:
-            size[i:] = 0
-            break
-        room[i] = free
-        if milli <= free:
-            free -= milli
-            room[i + 1 :] = free
-        else:
-            size[i] = 0
-    workers, left = np.empty(len(view), np.int64), np.empty(len(view))
-    workers[order], left[order] = size, room
-    return workers, left, free
-
-
-def _catch_up(view: Snapshot, late: _Late | None, workers: IntArray, free: int) -> int:
-    """Step 4: raise late jobs to their fair share, as far as that makes them faster, the latest first.
-
-    What is left then is returned, `workers` is written.
-    """
-    if late is None:
-        return free
-    fair = np.minimum(view.max_workers, np.ceil(late.share - 1e-9).astype(np.int64))
-    wish = np.where(late.late & (workers > 0), np.maximum(fair - workers, 0), 0)
-    for j in np.lexsort((view.job, -late.behind))[: int(late.late.sum())].tolist() if wish.any() else ():
-        more = min(int(wish[j]), free // max(int(view.width[j]), 1))
-        speed = view.rates[0, view.curve[j], workers[j] : workers[j] + more + 1]
-        more = int(np.searchsorted(speed, speed[-1])) if len(speed) else 0
-        workers[j] += more
-        free -= more * int(view.width[j])
-    return free
-
-
-def _hand_out(
-    view: Snapshot, jobs: _Jobs, workers: IntArray, free: int, recall: _Recall, options: Options
-) -> FloatArray:
-    """Step 5: the free room to whoever gains most; the worth of each job's last worker. `workers` is written."""
-    last = np.zeros(len(view))
-    if free <= 0:
-        return last
-    grows = np.flatnonzero((workers > 0) & (workers < view.max_workers))
-    if not len(grows) or free < int(view.width[grows].min()):
-        return last
-    width = np.maximum(view.width[grows], 1)
-    scale = (view.min_workers[grows] * width / GPU) ** options.p
-    worth = _worth(jobs.left * (view.min_workers * np.maximum(view.width, 1) / GPU) ** options.p, options.p)[grows]
-    vertex = recall.curves.workers[view.curve[grows]]
-    slope = recall.curves.slope[view.curve[grows]] * (worth * scale / jobs.unit[grows] * GPU / width)[:, None]
-    low = np.maximum(vertex[:, :-1], workers[grows, None])
-    high = np.minimum(vertex[:, 1:], view.max_workers[grows, None])
-    there = np.clip(view.workers[grows, None], low, np.maximum(low, high))
-    stays = 1 + np.minimum(1.0, view.resize_s[grows] / max(recall.between_s, 1.0))
-    count = np.concatenate((there - low, high - there), axis=1).ravel()
-    value = np.concatenate((slope * stays[:, None], slope), axis=1).ravel()
-    piece = np.flatnonzero((count > 0) & (value > 0))
-    piece = piece[np.argsort(-value[piece], kind="stable")]
-    owner = piece // (2 * slope.shape[1])
-    taken = _take(count[piece], width[owner], free)
-    np.add.at(workers, grows[owner], taken)
-    got = taken > 0
-    last[grows[owner[got]]] = value[piece[got]]
-    return last
-
-
-def _worth(left: FloatArray, p: float) -> FloatArray:
-    """Worth of progress by rank: 1 for the job with the most left, growing like rank^p."""
-    rank = np.empty(len(left))
-    rank[np.lexsort((np.arange(len(left)), -left))] = np.arange(1, len(left) + 1)
-    c = 1 / (1 - p)
-    worth: FloatArray = rank * (1 - ((rank - 1) / rank) ** c) ** (1 / c)
-    return worth
-
-
-def _take(count: IntArray, width: IntArray, free: int) -> IntArray:
-    """As many workers of each piece, in this order, as the room allows."""
-    total = np.cumsum(count * width)
-    whole = int(np.searchsorted(total, free, side="right"))
-    taken = np.where(np.arange(len(count)) < whole, count, 0)
-    free -= int(total[whole - 1]) if whole else 0
-    slimmest = int(width.min()) if len(width) else 1
-    for i in range(whole, len(count)):
-        if free < slimmest:
-            break
-        taken[i] = min(int(count[i]), free // int(width[i]))
-        free -= int(taken[i]) * int(width[i])
-    return taken
+    return Late(late, np.where(late, behind[at], 0.0), np.where(late, share[at], 0.0))
 
 
 def _explain(
     view: Snapshot,
-    jobs: _Jobs,
-    late: _Late | None,
+    jobs: Jobs,
+    late: Late | None,
     workers: IntArray,
     left: FloatArray,
     last: FloatArray,
