@@ -154,7 +154,8 @@ def sum_up(verdicts: list[Verdict]) -> None:
         report(
             f"cost_aware: 20 generated workloads, lengths {lengths}, geometric mean",
             ours=None, peer=None, ratio=round(usual, 4), unit="times the best of its class",
-            goal=f"<= {USUAL}, none above {MOST}", ok=usual <= USUAL and max(ratios) <= MOST, largest=round(max(ratios), 4),
+            goal=f"<= {USUAL}, none above {MOST}", ok=usual <= USUAL and max(ratios) <= MOST,
+            largest=round(max(ratios), 4),
         )  # fmt: skip
     missed = [f"{v.world.name}, lengths {v.world.lengths}" for v in verdicts if not v.ok]
     ratios = [v.ratio for v in verdicts]

@@ -48,6 +48,17 @@ def judge(view: Snapshot) -> tuple[Jobs, FloatArray]:
     return Jobs(unit=unit, done=done, left=np.where(unknown, seen.left, left), need=need, unknown=unknown), least
 
 
+_STINT = 30.0
+
+
+def stint_s(cost_s: FloatArray, quantum_s: float) -> FloatArray:
+    """How long a job must have run before it is stopped for a late one, by what a stop costs it.
+
+    Nothing where that is less than the quantum: such starts are nearly free.
+    """
+    return np.maximum(_STINT * cost_s - quantum_s, 0.0)
+
+
 def stop_s(view: Snapshot) -> FloatArray:
     """What a stop costs each job: its next start, and the work it would do again."""
     return view.start_s if view.lost_s is None else view.start_s + view.lost_s

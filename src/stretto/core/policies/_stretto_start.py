@@ -5,9 +5,10 @@ Minimums are given in one order, and whoever does not fit is skipped. What a res
 - **A shorter job displaces a longer one** only if that pays. The displaced job ends later by the newcomer's whole time
   and by both starts, and its own restart keeps GPUs from everybody who waits. With unknown lengths the newcomer's
   outlook must also be `patience` times shorter: a guess is no reason to stop anybody.
-- **A late job displaces others** only after their *stint*, `_STINT` times what a stop costs. So however many are
-  late, starts take a small part of the time, and no two jobs exchange places. A stint shorter than the quantum is
-  none: where starts are nearly free, nothing changes. A late job that waited for `_TURNS` stints and finds no room
+- **A late job displaces others** only after their *stint*, many times what a stop costs. So however many are
+  late, starts take a small part of the time, and no two jobs exchange places. With unknown lengths a stint holds
+  against shorter outlooks, too. There is none that is shorter than the quantum: where starts are nearly free,
+  nothing changes. A late job that waited for `_TURNS` stints and finds no room
   has a *reservation*: who starts past it has no stint against it. So nobody waits for ever behind trickling stints.
 
 Late jobs are ranked by how late they are in steps of `_STEP`, not by every per cent: among those of one rank the
@@ -21,10 +22,10 @@ import math
 import msgspec
 import numpy as np
 
-from stretto.core.policies._stretto_jobs import Jobs, Late, places, stop_s
+from stretto.core.policies._stretto_jobs import Jobs, Late, places, stint_s, stop_s
 from stretto.core.snapshot import BoolArray, FloatArray, IntArray, Snapshot
 
-_STINT, _TURNS = 30.0, 10.0
+_TURNS = 10.0
 _STEP = 1.5
 
 
@@ -67,14 +68,15 @@ def start(view: Snapshot, jobs: Jobs, late: Late | None, stints: Stints, patienc
         # The order does not matter: each finds what the minimums of the others leave.
         workers = view.min_workers.copy()
         return Started(workers, (free + need).astype(np.float64), free, _next(view, workers, stints))
-    guarded = (view.workers > 0) & (view.now_s - stints.since_s < _STINT * stop_s(view) - quantum_s)
+    guarded = (view.workers > 0) & (view.now_s - stints.since_s < stint_s(stop_s(view), quantum_s))
     order = _order(view, jobs, late, guarded, stints, patience)
     size, room, free = _packed(need[order], view.min_workers[order], view.total_milli)
     workers, left = np.empty(len(view), np.int64), np.empty(len(view))
     workers[order], left[order] = size, room
     following = _next(view, workers, stints)
     if late is not None and guarded.any():
-        reserved, opened = _reserve(view, late, order, size, stints)
+        long = view.now_s - view.changed_s > _TURNS * stint_s(view.start_s, quantum_s)
+        reserved, opened = _reserve(view, late.late & long, order, size, stints)
         following = Stints(view.job, following.since_s, opened, reserved)
     return Started(workers, left, free, following)
 
@@ -90,6 +92,8 @@ def _order(
         keys.append(-np.floor(np.log(np.maximum(late.behind, 1e-9)) / math.log(_STEP)))
         reserved = late.late & (view.job == stints.reserved)
         keys.append(np.where(reserved, 1, np.where(guarded, np.where(stints.open, 2, 0), 3)))
+    elif jobs.unknown is not None:
+        keys.append(~(guarded & jobs.unknown))
     if view.priority.any():
         keys.append(-view.priority)
     return np.lexsort(keys)
@@ -133,11 +137,12 @@ def _next(view: Snapshot, workers: IntArray, stints: Stints) -> Stints:
     return Stints(view.job, np.where(begins, view.now_s, stints.since_s), np.zeros(len(view), np.bool_))
 
 
-def _reserve(view: Snapshot, late: Late, order: IntArray, size: IntArray, before: Stints) -> tuple[int, BoolArray]:
-    """The first job that was late for long and found no room, and who runs by having started past it."""
+def _reserve(
+    view: Snapshot, overdue: BoolArray, order: IntArray, size: IntArray, before: Stints
+) -> tuple[int, BoolArray]:
+    """The first overdue job that found no room, and who runs by having started past it."""
     opened = np.zeros(len(view), np.bool_)
-    long = view.now_s - view.changed_s > _TURNS * _STINT * view.start_s
-    skipped = (size == 0) & (late.late & long)[order]
+    skipped = (size == 0) & overdue[order]
     if not skipped.any():
         return -1, opened
     first = int(np.argmax(skipped))

@@ -6,7 +6,8 @@ Resizing costs milliseconds, so it is done whenever it pays. One decision, in st
    (`estimate.siblings`). Everything is counted in seconds on the job's minimum of workers.
 2. **Who is falling behind?** A fair world, in which everybody always holds an equal share, is kept beside the real one
    (`fairshare`). A job that could no longer end within `fairness` times its completion time there is *late*, and stays
-   so until half of that slack is made up. Where speed-ups change as jobs go on and nobody has been there yet, half
+   so until half of that slack is made up; where starts cost something, two stints (step 3) more are
+   granted. Where speed-ups change as jobs go on and nobody has been there yet, half
    of the slack is kept in reserve. This is looked at when the next job might become late, not at every event.
 3. **Start.** Minimums in order of priority; late jobs first; then the least time left first; whoever does not fit is
    skipped. A running job is only displaced if that pays for its restart, and for a late job only once it has run
@@ -33,7 +34,7 @@ from stretto.core.estimate import course as courses
 from stretto.core.estimate.course import Course
 from stretto.core.fairshare import FairWorld
 from stretto.core.hull import Hulls, hulls
-from stretto.core.policies._stretto_jobs import Jobs, Late, judge, places
+from stretto.core.policies._stretto_jobs import Jobs, Late, judge, places, stint_s
 from stretto.core.policies._stretto_sizes import Market, catch_up, hand_out
 from stretto.core.policies._stretto_start import Stints, start
 from stretto.core.policy import Traits, policy
@@ -54,6 +55,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _RECHECK, _RECHECK_SHARE = 6.0, 0.05
 _LOOK_S = 3600.0
+_SLACK = 2.0
 
 
 class _Recall(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +140,9 @@ def _look(view: Snapshot, jobs: Jobs, least: FloatArray, recall: _Recall, option
     at = fairshare.positions(world, view)
     share = world.share[at]
     age_s = view.now_s - view.submit_s
-    fair_s = np.maximum(fairshare.age_at(world, view, least * jobs.unit), 1.0)
+    # Where a start costs something, jobs wait for the stints of others, and that is no reason to hurry.
+    slack_s = _SLACK * stint_s(view.start_s, options.quantum_s)
+    fair_s = np.maximum(fairshare.age_at(world, view, least * jobs.unit), 1.0) + slack_s
     rest_s = _rest_s(view, recall.course, np.maximum(view.min_workers, share), least * jobs.unit)
     behind = np.where(world.progress[at] > 0, (age_s + rest_s) / fair_s, 0.0)
     halfway = (1 + options.fairness) / 2
