@@ -122,7 +122,7 @@ def test_pages_hold_every_job_once(api: Api) -> None:
 
 
 def test_lists_can_be_filtered(api: Api) -> None:
-    queued = api.submit("sleep 60", name="filter-a1", queue="filtered", workers=4)
+    queued = api.submit("sleep 60", name="filter-a1", queue="filtered", workers=3)
     ended = api.submit("true", name="filter-b2", queue="filtered", resources={"gpu": 0})
 
     def names(**query: object) -> set[str]:

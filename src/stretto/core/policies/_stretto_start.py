@@ -93,7 +93,7 @@ def _order(
         reserved = late.late & (view.job == stints.reserved)
         keys.append(np.where(reserved, 1, np.where(guarded, np.where(stints.open, 2, 0), 3)))
     elif jobs.unknown is not None:
-        keys.append(~(guarded & jobs.unknown))
+        keys.append(np.where(guarded & jobs.unknown, 0, 1))
     if view.priority.any():
         keys.append(-view.priority)
     return np.lexsort(keys)
