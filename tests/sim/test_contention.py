@@ -69,7 +69,7 @@ def test_lost_work_is_counted_at_the_speed_at_which_it_was_done() -> None:
         {"work": 1.0, "submit_s": 55.0, "requested": 2},
     ]
     trace = msgspec.structs.replace(trace_of(jobs).rigid(), level=np.array([RESTART, UNSAID, UNSAID]))
-    result = run("srtf", trace, "1x2", world=Settings(contention=1.0, checkpoint_s=30.0))
+    result = run("srtf", trace, "1x2", world=Settings(contention=1.0, checkpoint_s=30.0, stops_lose_work=True))
     assert result.lost_s[0] == pytest.approx(25)
     # 30 steps are saved at 55.5 s. With the other, which has 90 left, it then makes 90, and the rest alone.
     assert result.finish_s[1] == pytest.approx(55.5 + 90 * 1.5)

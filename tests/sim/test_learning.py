@@ -92,9 +92,30 @@ def test_a_job_explores_by_doubling_until_the_gain_stops(name: str, knee: int) -
     speeds = [float(min(n, knee)) for n in range(17)]
     trace = trace_of([{"work": 20_000.0, "max_workers": 16, "rate": speeds}])
     result = run(name, trace, "2x8", world=Settings(curves="learned", record=True))
-    had = sizes(result)[:-1] if not sizes(result)[-1] else sizes(result)
+    had = sizes(result)
     doubled = [1]
-    while doubled[-1] < min(knee, 16):
+    while doubled[-1] < knee:
+        doubled.append(2 * doubled[-1])
+    most = doubled[-1]
+    way = doubled + [n for n in (2 * most, 4 * most) if n <= 16]
+    assert had[: len(way)] == way, "no step is left out, and two without gain are enough"
+    between = set(had[len(way) :]) - set(way)
+    assert all(knee < n < 2 * most for n in between), "only sizes beside the best one are tried then"
+    assert len(between) <= 2
+    assert had[-1] <= most, "it ends where fewer would be slower, as far as was tried"
+    assert speeds[had[-1]] == knee
+
+
+@pytest.mark.parametrize("name", BY_GAIN)
+@settings(max_examples=12)
+@given(knee=st.integers(1, 16))
+def test_without_exploring_policies_look_for_gain_by_themselves(name: str, knee: int) -> None:
+    """One doubling beyond what was measured is promised a gain, so each in turn is tried until one brings none."""
+    speeds = [float(min(n, knee)) for n in range(17)]
+    trace = trace_of([{"work": 20_000.0, "max_workers": 16, "rate": speeds}])
+    had = sizes(run(name, trace, "2x8", world=Settings(curves="learned", explore=False, record=True)))
+    doubled = [1]
+    while doubled[-1] < knee:
         doubled.append(2 * doubled[-1])
     assert had[: len(doubled)] == doubled, "no step is left out"
     assert max(had) <= min(2 * doubled[-1], 16), "and none is made after the gain has stopped"

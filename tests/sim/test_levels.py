@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from policy_checks import run, watched
 from strategies import trace_of, traces
+from stretto.core import cycle
 from stretto.core.policies import BUILTIN
 from stretto.errors import PolicyError, UsageError
 from stretto.sim import cluster, levels, readers, runner
@@ -33,7 +34,8 @@ def two(**columns: Any) -> Trace:
 
 
 def ends(trace: Trace, policy: str = "srtf", **world: Any) -> Result:
-    return run(policy, trace, "1x2", world=msgspec.convert(world, Settings))
+    """With stops as policies were published: they take whatever they want."""
+    return run(policy, trace, "1x2", world=msgspec.convert({"stops_lose_work": True, **world}, Settings))
 
 
 # What is undone.
@@ -49,6 +51,22 @@ def test_a_rigid_job_begins_again_from_nothing() -> None:
     result = ends(two(level=np.array([RIGID, UNSAID])))
     assert result.finish_s.tolist() == [160, 60]
     assert result.lost_s.tolist() == [50, 0]
+
+
+def test_for_an_equal_it_is_not_stopped_unless_the_world_says_so() -> None:
+    """It would lose 50 s, and a start costs nothing: the short one waits for its end."""
+    result = ends(two(level=np.array([RIGID, UNSAID])), stops_lose_work=False)
+    assert result.finish_s.tolist() == [100, 110]
+    assert not result.lost_s.any()
+
+
+@pytest.mark.parametrize("start_s", [16.0, 17.0])
+def test_work_of_two_starts_is_weighed_like_a_start(start_s: float) -> None:
+    """At 50 s it has done 50 s less the start's."""
+    lost_s = 50 - start_s
+    result = ends(two(level=np.array([RIGID, UNSAID]), start_s=np.array([start_s, 0.0])), stops_lose_work=False)
+    assert result.lost_s.tolist() == [lost_s if lost_s <= 2 * start_s else 0, 0]
+    assert result.preemptions.tolist() == [int(lost_s <= 2 * start_s), 0]
 
 
 @pytest.mark.parametrize(("every_s", "lost_s"), [(0.0, 0.0), (20.0, 10.0), (50.0, 0.0), (60.0, 50.0), (math.inf, 50.0)])
@@ -114,7 +132,9 @@ def test_what_a_lost_node_undoes_is_counted_apart() -> None:
 def test_a_run_in_which_a_job_never_ends_is_an_error() -> None:
     trace = trace_of([{"work": 300.0, "requested": 2}, {"work": 300.0, "requested": 2}]).rigid()
     with pytest.raises(PolicyError, match="never end"):
-        run("round-robin", trace, "1x2", {"quantum_s": 10.0}, Settings(level="rigid"))
+        run("round-robin", trace, "1x2", {"quantum_s": 10.0}, Settings(level="rigid", stops_lose_work=True))
+    kept = run("round-robin", trace, "1x2", {"quantum_s": 10.0}, Settings(level="rigid"))
+    assert kept.finish_s.tolist() == [150, 300], "as they are, they run one after the other"
 
 
 # What policies are told.
@@ -149,14 +169,21 @@ def test_who_may_be_stopped_for_urgent_work() -> None:
         assert found.preemptible.tolist() == told
 
 
-def test_a_forecast_knows_what_is_at_stake() -> None:
-    """Seen at 50 s, when the long job would lose 50 s: it is stopped for the short one and begins again."""
+@pytest.mark.parametrize(("stops_lose_work", "ends_s"), [(True, [61 + 104, 61]), (False, [104, 115])])
+def test_a_forecast_knows_what_is_at_stake(stops_lose_work: bool, ends_s: list[float]) -> None:
+    """Seen at 50 s, when the long job would lose 46 s: it begins again after the short one, or that one waits."""
     log: list[Any] = []
     trace = two(level=np.array([RIGID, UNSAID]), start_s=np.array([4.0, 1.0]))
     policy = watched("srtf", log)
-    result = simulate(trace, *cluster.parse("1x2"), policy)
-    view = next(view for view, _ in log if view.now_s == 50.0)
-    assert forecast(view, policy).end_s.tolist() == (result.finish_s - 50.0).tolist()
+    result = simulate(trace, *cluster.parse("1x2"), policy, Settings(stops_lose_work=stops_lose_work))
+    assert result.finish_s.tolist() == ends_s
+    # Where stops may lose work, policies are not told what.
+    told = msgspec.structs.replace(
+        next(view for view, _ in log if view.now_s == 50.0),
+        lost_s=np.array([46.0, 0.0]),
+    )
+    rules = cycle.Settings(stops_lose_work=stops_lose_work)
+    assert forecast(told, policy, rules=rules).end_s.tolist() == (result.finish_s - 50.0).tolist()
 
 
 # The same world, said in two ways.
@@ -214,10 +241,11 @@ def test_the_plain_format_says_it(tmp_path: Path) -> None:
 def test_any_trace_can_be_given_a_level(tmp_path: Path) -> None:
     path = tmp_path / "jobs.csv"
     path.write_text("job_id,submit_s,gpus,duration_s\na,0,2,100\nb,50,2,10\n")
-    found = runner.run(runner.prepare(path, "csv", "1x2", "srtf", {"level": "restart", "checkpoint_s": "20"}))
+    world = {"level": "restart", "checkpoint_s": "20", "stops_lose_work": "true"}
+    found = runner.run(runner.prepare(path, "csv", "1x2", "srtf", world))
     assert found.metrics.lost_s == 10
     assert found.metrics.plain()["lost_s"] == 10
-    never = runner.run(runner.prepare(path, "csv", "1x2", "srtf", {"level": "restart", "checkpoint_s": "never"}))
+    never = runner.run(runner.prepare(path, "csv", "1x2", "srtf", {**world, "checkpoint_s": "never"}))
     assert never.metrics.lost_s == 50
     assert never.result.lost_s.tolist() == [50, 0]
     for key, value in (("level", "steel"), ("checkpoint_s", "-1"), ("preemptible", "maybe"), ("start_s", "inf")):

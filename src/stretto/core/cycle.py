@@ -1,6 +1,7 @@
 """One decision, the same in every world: a snapshot in, workers and places for every job out, each with its reason.
 
-1. *Lower* each job's maximum to the size at which it is fastest (`ceilings`).
+1. *Lower* each job's maximum to the size at which it is fastest (`ceilings`), except for policies that were published
+   with sizes beyond it.
 2. *Split*: jobs with GPUs first, then those without on the cores that are left (`cores`).
 3. *Ask* the policy, and keep what it must not take: jobs that would lose their work (`pinned`, `reservations`).
 4. *Drop* the resizes that do not pay (`hysteresis`), and *explore* sizes with what is free (`exploring`).
@@ -53,13 +54,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Name of a placement; empty: devices are only counted."""
     hysteresis: bool | None = None
     """Whether resizes that do not pay are dropped; None: as the policy declares."""
+    falls: bool | None = None
+    """Whether policies are shown sizes at which a job is slower than on fewer workers; None: as the policy declares."""
     stops_lose_work: bool = False
     """Let policies stop jobs that lose their work by it, as they were published."""
     reserve_after_s: float = 60.0
     """A job that such jobs keep waiting gets a reservation after so long."""
 
 
-LIVE = Settings(placement="fewest-moves", hysteresis=True)
+LIVE = Settings(placement="fewest-moves", hysteresis=True, falls=False)
 """What runs real jobs, where every resize costs something."""
 
 
@@ -120,6 +123,8 @@ def decide(
         view = msgspec.structs.replace(view, lost_s=None)
     if not policy.traits.elastic:
         view = _as_asked(view)
+    if policy.traits.sees_falls if settings.falls is None else settings.falls:
+        view = msgspec.structs.replace(view, falls=False)
     whole, view = Whole(view.workers, view.max_workers), ceilings.lowered(view)
     plain = cores.without_gpus(view)
     if not plain.any():

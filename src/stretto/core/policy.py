@@ -49,6 +49,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """Chooses device types itself; otherwise it sees one merged pool and `pools.assign` does."""
     hysteresis: bool = False
     """Resizes that cost more than they gain are dropped; otherwise they are made, as its authors had it."""
+    sees_falls: bool = False
+    """Is shown sizes at which a job is slower than on fewer workers, as its authors had it; others are not."""
     adapts_batch: bool = False
     """Chooses the batch size too, where the job allows it."""
 

@@ -40,6 +40,8 @@ _WINDOW_STEPS = 8.0
 _SETTLED_STEPS = 64.0
 """After so many steps at a size more of them change little."""
 _EVERYONE = -1
+_HAIR = 1e-6
+"""Of a measurement: one that ends now is complete, whatever the rounding of times says."""
 
 
 def learner(settings: Settings) -> Learner | None:
@@ -190,7 +192,7 @@ class Learner:
                 continue
             if job.since_s != changed_s:
                 job.since_s, job.taken = changed_s, 0
-            times = max(1, int((view.now_s - changed_s - job.pause_s) / self.settings.observe_s))
+            times = max(1, int((view.now_s - changed_s - job.pause_s) / self.settings.observe_s + _HAIR))
             if times >= _AGAIN * job.taken or rate != job.rate:
                 self._note(job, int(view.pool[j]), int(view.workers[j]), rate, max(1, times - job.taken))
                 job.taken, job.rate, job.stale = times, rate, True

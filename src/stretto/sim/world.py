@@ -65,9 +65,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def cycle(self) -> cycle.Settings:
-        """What the decision cycle is told. Where nodes fail they must be told apart."""
+        """What the decision cycle is told. Where nodes fail, or neighbours matter, nodes must be told apart."""
         return cycle.Settings(
-            placement=self.placement or ("pack" if self.failures else ""),
+            placement=self.placement or ("pack" if self.failures or self.contention else ""),
             hysteresis=self.hysteresis,
             stops_lose_work=self.stops_lose_work,
             reserve_after_s=self.reserve_after_s,

@@ -12,7 +12,7 @@ from stretto.core.snapshot import GPU, Snapshot
 
 @policy(
     "elastic-edf",
-    traits=Traits(preempts="higher", elastic=True, uses=frozenset({"deadline"})),
+    traits=Traits(preempts="higher", elastic=True, sees_falls=True, uses=frozenset({"deadline"})),
 )
 def elastic_edf(view: Snapshot, memory: Memory, options: NoOptions) -> Decision:
     """In order of deadline, every job gets its widest level that fits, even where fewer workers are faster.

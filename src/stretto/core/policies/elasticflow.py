@@ -62,7 +62,7 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
 
 @policy(
     "elasticflow",
-    traits=Traits(preempts="any", elastic=True, uses=frozenset({"length", "curve", "deadline"})),
+    traits=Traits(preempts="any", elastic=True, sees_falls=True, uses=frozenset({"length", "curve", "deadline"})),
     options=Options,
 )
 def elasticflow(view: Snapshot, memory: Memory, options: Options) -> Decision:
