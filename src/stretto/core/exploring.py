@@ -41,6 +41,8 @@ _MOST_SIZES = 8
 _TRY_STEPS = 2.5
 """What a try may cost, in steps: five of them at half the speed."""
 _BUDGET = 0.05
+_PAYS = 2.0
+"""A try that is worth this many times what it costs, by the gain of the last one, is made at once."""
 _SILENT_S = 30.0
 """A job that has told of no step by then is left at the size that it asked for."""
 
@@ -122,7 +124,26 @@ def _is_enough(one: Measured) -> bool:
 
 
 def ceilings(view: Snapshot) -> IntArray:
-    """The most workers that each job is known to use well: what policies may give it."""
+    """The most workers that policies may give each job: what it is known to use well, or, where nobody waits, the next
+    size on its way up."""
+    most = known(view)
+    if view.explores is None or view.measured is None or _crowded(view):
+        return most
+    for j in np.flatnonzero(view.explores & (view.workers > 0) & ~view.pinned).tolist():
+        seen = _seen(view, j)
+        if seen and best(seen) is seen[-1]:
+            most[j] = max(int(most[j]), _trial(view, j).size)
+    return most
+
+
+def _crowded(view: Snapshot) -> bool:
+    """Whether not even the minimums of all jobs fit."""
+    need = view.min_workers * view.width + view.fixed_milli
+    return int(need.sum()) > view.total_milli
+
+
+def known(view: Snapshot) -> IntArray:
+    """The most workers that each job is known to use well."""
     most = view.max_workers.copy()
     if view.explores is None or view.measured is None:
         return most
@@ -137,33 +158,34 @@ def ceilings(view: Snapshot) -> IntArray:
     return np.clip(most, view.min_workers, view.max_workers)
 
 
-def explored(view: Snapshot, known: IntArray, decision: Decision) -> Decision:
-    """The decision, with some jobs at sizes that are to be measured. `known` are the ceilings that policies saw."""
+def explored(view: Snapshot, most: IntArray, decision: Decision) -> Decision:
+    """The decision, with some jobs at sizes that are to be measured. `most` are the ceilings that policies saw."""
     if view.explores is None or view.measured is None:
         return decision
     workers, reason, detail = decision.workers.copy(), decision.reason.copy(), decision.detail.copy()
     free = view.capacity - view.used_milli(workers, np.maximum(decision.pool, 0))
     wake_s, busy = decision.wake_s, _Busy(view)
-    for j in _candidates(view, known, workers):
+    enough = np.minimum(known(view), most)
+    for j in _candidates(view, enough, workers):
         trial = _trial(view, j)
         wake_s = min(wake_s, trial.wake_s)
         more = (trial.size - int(workers[j])) * int(view.width[j])
         if not trial.size or more > free[decision.pool[j]] or not busy.take(j):
             continue
-        if more:
+        if more > 0:
             free[decision.pool[j]] -= more
             workers[j] = trial.size
-        reason[j], detail[j] = Reason.EXPLORES, (trial.size, known[j])
+        reason[j], detail[j] = Reason.EXPLORES, (trial.size, enough[j])
     return msgspec.structs.replace(decision, workers=workers, reason=reason, detail=detail, wake_s=wake_s)
 
 
-def _candidates(view: Snapshot, known: IntArray, workers: IntArray) -> Iterator[int]:
+def _candidates(view: Snapshot, enough: IntArray, workers: IntArray) -> Iterator[int]:
     """Whoever has all that it is known to use: first those who are exploring, then the least known."""
     assert view.explores is not None
     assert view.measured is not None
-    some = view.explores & (view.workers > 0) & (workers >= known) & ~view.pinned
+    some = view.explores & (view.workers > 0) & (workers >= enough) & ~view.pinned
     sizes = {j: len(_seen(view, j)) for j in np.flatnonzero(some).tolist()}
-    yield from sorted(sizes, key=lambda j: (view.workers[j] == known[j], sizes[j], view.job[j]))
+    yield from sorted(sizes, key=lambda j: (view.workers[j] == enough[j], sizes[j], view.job[j]))
 
 
 def _trial(view: Snapshot, j: int) -> Trial:
@@ -181,16 +203,26 @@ def _trial(view: Snapshot, j: int) -> Trial:
 
 
 def _affordable(view: Snapshot, j: int, seen: list[Measured], size: int) -> Trial:
-    """Only as much as 5 % of what is left, or of what it ran."""
-    fastest_s = best(seen).step_s
-    slower_s = sum(one.steps * max(0.0, one.step_s - fastest_s) for one in seen)
+    """Only as much as 5 % of what is left, or of what it ran, unless it promises to save more than it may cost."""
+    chosen = best(seen)
+    slower_s = sum(one.steps * max(0.0, one.step_s - chosen.step_s) for one in seen)
     spent_s = slower_s + 2 * (len(seen) - 1) * float(view.resize_s[j])
-    needs_s = (spent_s + 2 * float(view.resize_s[j]) + _TRY_STEPS * fastest_s) / _BUDGET
-    left_s = float(view.remaining[j]) * fastest_s
+    try_s = 2 * float(view.resize_s[j]) + _TRY_STEPS * chosen.step_s
+    needs_s = (spent_s + try_s) / _BUDGET
+    now, then = _rate(view, j, chosen.workers), _rate(view, j, size)
+    if chosen is seen[-1] and then > now > 0:
+        needs_s = min(needs_s, _PAYS * try_s / (1 - now / then))
+    left_s = float(view.remaining[j]) / now if now > 0 else math.inf
     if math.isfinite(left_s) and view.remaining_sd[j] == 0:
         return Trial(size) if needs_s <= left_s else Trial()
     ran_s = float(view.ran_s[j])
     return Trial(size) if needs_s <= ran_s else Trial(0, view.now_s + needs_s - ran_s + 1e-3)
+
+
+def _rate(view: Snapshot, j: int, workers: int) -> float:
+    """Steps/s as believed, on the pool where it is."""
+    rates = view.rates[max(int(view.pool[j]), 0), view.curve[j]]
+    return float(rates[min(workers, len(rates) - 1)])
 
 
 class _Busy:

@@ -69,6 +69,8 @@ class _Job(msgspec.Struct, kw_only=True):
     stale: bool
     measured: dict[int, Curve] = {}
     """By pool."""
+    shift: float = math.nan
+    """log(steps of the measurements / steps of the trace): of the first measurement a step takes as long as live."""
     useless: frozenset[int] = frozenset()
     """Pools on which it was seen to make no progress."""
     since_s: float = math.nan
@@ -206,6 +208,8 @@ class Learner:
         for noise in self._noise(min(times, _AT_ONCE)):
             curve = curves.observe(curve, workers, noise / rate, _WINDOW_STEPS, spread * noise / rate)
         job.measured = {**job.measured, pool: curve}
+        if math.isnan(job.shift):
+            job.shift = math.log(rate * self.settings.observe_s / _WINDOW_STEPS)
 
     def _noise(self, times: int) -> list[float]:
         sd = self.settings.observe_sd
@@ -234,7 +238,9 @@ class Learner:
         pools = np.maximum(view.pool, 0).tolist()
         return {
             "measured": {
-                n: job.measured[p] for n, job, p in zip(numbers, jobs, pools, strict=True) if p in job.measured
+                n: _in_steps(job.measured[p], job.shift)
+                for n, job, p in zip(numbers, jobs, pools, strict=True)
+                if p in job.measured
             },
             "explores": np.array([not job.fixed for job in jobs], np.bool_),
             "guess": np.array([self._guess(job, p) for job, p in zip(jobs, pools, strict=True)], np.int64),
@@ -281,6 +287,11 @@ class Learner:
         for klass, some in asking.items():
             for job, total in zip(some, lengths(self._class(klass), [job.features for job in some]), strict=True):
                 job.total = total
+
+
+def _in_steps(curve: Curve, shift: float) -> Curve:
+    """The curve in steps of which a measurement has as many as it counts: those of a trace may be hours long."""
+    return msgspec.structs.replace(curve, mean=tuple(mean + shift for mean in curve.mean))
 
 
 def _features(view: Snapshot, j: int) -> dict[str, float | str]:
