@@ -104,6 +104,18 @@ def test_nobody_is_stopped_for_an_urgent_job_that_would_not_start_all_the_same()
     assert decide(view_of(2, jobs), "priority").workers.tolist() == [1, 1, 0]
 
 
+def test_nobody_loses_work_because_a_policy_prefers_an_equal_to_the_urgent() -> None:
+    """The urgent one runs and keeps its progress; the policy gives its worker to a short job, and not for want of room
+    that others hold."""
+    columns: dict[str, Any] = {"size": 1, "workers": 1, "remaining": 1e4, "ran_s": 100.0, "preemptible": True}
+    kind: dict[str, Any] = {"min_workers": 1, "max_workers": 2, "lost_s": 0.0, "fragile": False, "preemptible": True}
+    urgent = job(**kind, workers=1, remaining=500.0, priority=9)
+    jobs = [fragile(**columns), fragile(**columns), urgent, job(**kind, remaining=5.0)]
+    assert decide(view_of(3, jobs), "elastic-srtf").workers.tolist() == [1, 1, 0, 1]
+    jobs[3] = job(**kind, remaining=5.0, priority=9)
+    assert decide(view_of(3, jobs), "elastic-srtf").workers.tolist() in ([0, 1, 1, 1], [1, 0, 1, 1])
+
+
 def test_services_take_room_of_preemptible_jobs_only() -> None:
     service = job(min_workers=1, max_workers=3, is_service=True, wanted=3, priority=80)
     columns: dict[str, Any] = {"size": 1, "workers": 1, "remaining": 1e6, "ran_s": 100.0, "priority": 50}

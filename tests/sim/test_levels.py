@@ -146,7 +146,7 @@ def test_the_snapshot_says_what_a_stop_would_lose() -> None:
     simulate(trace, *cluster.parse("1x2"), watched("fifo", log))
     views = {view.now_s: view for view, _ in log}
     assert views[50.0].lost_s.tolist() == [10, 0]
-    assert views[50.0].fragile.tolist() == [False, True]
+    assert views[50.0].fragile.tolist() == [True, True]
     assert views[50.0].preemptible.tolist() == [True, False]
     assert views[0.0].lost_s.tolist() == [0]
 

@@ -17,7 +17,8 @@ All of that is a function of what was measured (`Snapshot.measured`), so it can 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -41,10 +42,14 @@ _MOST_SIZES = 8
 _TRY_STEPS = 2.5
 """What a try may cost, in steps: five of them at half the speed."""
 _BUDGET = 0.05
-_PAYS = 2.0
+_PAYS = 1.5
 """A try that is worth this many times what it costs, by the gain of the last one, is made at once."""
 _SILENT_S = 30.0
 """A job that has told of no step by then is left at the size that it asked for."""
+
+_REMEMBERED = 10_000
+"""Curves that are asked about again and again, unchanged."""
+_NOTHING = Curve()
 
 Possible = Callable[[int], int]
 """The largest size of a job that is not above a number."""
@@ -57,7 +62,7 @@ class Trial(NamedTuple):
     wake_s: float = math.inf
 
 
-def best(seen: list[Measured]) -> Measured:
+def best(seen: Sequence[Measured]) -> Measured:
     """The smallest size that is as fast as the fastest."""
     fastest = min(one.step_s for one in seen)
     return next(one for one in seen if one.step_s * (1 - _CLEAR) <= fastest)
@@ -65,7 +70,7 @@ def best(seen: list[Measured]) -> Measured:
 
 def next_size(curve: Curve, low: int, high: int, possible: Possible) -> int:
     """What is to be measured next, by what was; 0: nothing."""
-    seen = [one for one in curves.measured(curve) if low <= one.workers <= high]
+    seen = _between_limits(curve, low, high)
     if not seen:
         return 0
     top, chosen = seen[-1], best(seen)
@@ -74,7 +79,7 @@ def next_size(curve: Curve, low: int, high: int, possible: Possible) -> int:
     )
 
 
-def _up(seen: list[Measured], chosen: Measured, top: Measured, high: int, possible: Possible) -> int:
+def _up(seen: Sequence[Measured], chosen: Measured, top: Measured, high: int, possible: Possible) -> int:
     following = possible(min(2 * top.workers, high))
     following = following if following > top.workers else 0
     if chosen is top:
@@ -88,17 +93,21 @@ def _up(seen: list[Measured], chosen: Measured, top: Measured, high: int, possib
     return following if _is_enough(above[0]) else above[0].workers
 
 
-def _between(curve: Curve, seen: list[Measured], chosen: Measured, possible: Possible) -> int:
+def _between(curve: Curve, seen: Sequence[Measured], chosen: Measured, possible: Possible) -> int:
     """A size above the best one, short of the next that was measured."""
     larger = next((one.workers for one in seen if one.workers > chosen.workers), 0)
     middle = possible(round(math.sqrt(chosen.workers * larger)))
     if not chosen.workers < middle < larger or len(seen) >= _MOST_SIZES:
         return 0
-    promised_s = float(curves.fit(curve).step_s(np.array([float(middle)]))[0])
-    return middle if chosen.step_s > _PROMISE * promised_s else 0
+    return middle if chosen.step_s > _PROMISE * _promised_s(curve, middle) else 0
 
 
-def _down(seen: list[Measured], low: int, possible: Possible) -> int:
+@lru_cache(maxsize=_REMEMBERED)
+def _promised_s(curve: Curve, workers: int) -> float:
+    return float(curves.fit(curve).step_s(np.array([float(workers)]))[0])
+
+
+def _down(seen: Sequence[Measured], low: int, possible: Possible) -> int:
     """Half of the smallest size, if that is as good as any and the job need not be so wide."""
     smallest = seen[0]
     half = max(possible(smallest.workers // 2), low)
@@ -202,7 +211,7 @@ def _trial(view: Snapshot, j: int) -> Trial:
     return _affordable(view, j, seen, size)
 
 
-def _affordable(view: Snapshot, j: int, seen: list[Measured], size: int) -> Trial:
+def _affordable(view: Snapshot, j: int, seen: Sequence[Measured], size: int) -> Trial:
     """Only as much as 5 % of what is left, or of what it ran, unless it promises to save more than it may cost."""
     chosen = best(seen)
     slower_s = sum(one.steps * max(0.0, one.step_s - chosen.step_s) for one in seen)
@@ -244,14 +253,18 @@ class _Busy:
         return True
 
 
-def _seen(view: Snapshot, j: int) -> list[Measured]:
-    low, high = int(view.min_workers[j]), int(view.max_workers[j])
-    return [one for one in curves.measured(_curve(view, j)) if low <= one.workers <= high]
+def _seen(view: Snapshot, j: int) -> tuple[Measured, ...]:
+    return _between_limits(_curve(view, j), int(view.min_workers[j]), int(view.max_workers[j]))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _between_limits(curve: Curve, low: int, high: int) -> tuple[Measured, ...]:
+    return tuple(one for one in curves.measured(curve) if low <= one.workers <= high)
 
 
 def _curve(view: Snapshot, j: int) -> Curve:
     assert view.measured is not None
-    curve: Curve = view.measured.get(int(view.job[j]), Curve())
+    curve: Curve = view.measured.get(int(view.job[j]), _NOTHING)
     return curve
 
 

@@ -6,7 +6,8 @@ A job is *pinned* while a stop would lose more work than two starts cost (`Snaps
 2. Otherwise it is asked once more, about the others and the room that the pinned jobs leave; what it remembers of the
    first answer is kept. So nobody is stopped, moved or resized for an equal.
 3. Somebody of strictly higher priority who is left out by that may stop pinned jobs that are preemptible: the least
-   urgent first, then those that lose least, and only if it really gets the room.
+   urgent first, then those that lose least, and only if it really gets the room, and not in place of room that the
+   policy gives to less urgent ones.
 4. A job that keeps its progress and yet is not preemptible is never stopped: it keeps its minimum.
 
 Whoever the policy wanted to start and who is kept from it by pinned jobs is told so, and is remembered: see
@@ -156,6 +157,8 @@ class _Question:
         pool = int(first.pool[urgent])
         used = view.used_milli(decision.workers, np.maximum(decision.pool, 0))
         free = int(view.capacity[pool] - used[pool])
+        if free + self._given_to_less_urgent(urgent, decision, pool) >= need:
+            return np.zeros(len(view), np.bool_)
         less = self._stoppable() & ~already & (view.priority < view.priority[urgent]) & (view.pool == pool)
         some = np.flatnonzero(less)
         chosen = np.zeros(len(view), np.bool_)
@@ -168,6 +171,15 @@ class _Question:
         # A service is helped by every replica, a training job by its minimum only.
         enough = int(view.width[urgent]) if view.is_service[urgent] else need
         return chosen if free >= enough else np.zeros(len(view), np.bool_)
+
+    def _given_to_less_urgent(self, urgent: int, decision: Decision, pool: int) -> int:
+        """Milli-GPU that the policy newly gives to others though this one is more urgent. That is its own choice: if
+        somebody lost work in return, it would be for them."""
+        view = self._view
+        less = (decision.pool == pool) & (view.priority < view.priority[urgent])
+        more = np.maximum(decision.workers - view.workers, 0) * view.width
+        more += np.where((view.workers == 0) & (decision.workers > 0), view.fixed_milli, 0)
+        return int(more[less].sum())
 
     def _is_served(self, urgent: int, tried: Decision, before: Decision) -> bool:
         return bool(tried.workers[urgent] > before.workers[urgent])

@@ -71,6 +71,8 @@ class _Job(msgspec.Struct, kw_only=True):
     """By pool."""
     shift: float = math.nan
     """log(steps of the measurements / steps of the trace): of the first measurement a step takes as long as live."""
+    shown: dict[int, Curve] = {}
+    """`measured`, in steps of the measurements."""
     useless: frozenset[int] = frozenset()
     """Pools on which it was seen to make no progress."""
     since_s: float = math.nan
@@ -210,6 +212,7 @@ class Learner:
         job.measured = {**job.measured, pool: curve}
         if math.isnan(job.shift):
             job.shift = math.log(rate * self.settings.observe_s / _WINDOW_STEPS)
+        job.shown = {**job.shown, pool: _in_steps(curve, job.shift)}
 
     def _noise(self, times: int) -> list[float]:
         sd = self.settings.observe_sd
@@ -237,11 +240,7 @@ class Learner:
         jobs = [self.jobs[number] for number in numbers]
         pools = np.maximum(view.pool, 0).tolist()
         return {
-            "measured": {
-                n: _in_steps(job.measured[p], job.shift)
-                for n, job, p in zip(numbers, jobs, pools, strict=True)
-                if p in job.measured
-            },
+            "measured": {n: job.shown[p] for n, job, p in zip(numbers, jobs, pools, strict=True) if p in job.shown},
             "explores": np.array([not job.fixed for job in jobs], np.bool_),
             "guess": np.array([self._guess(job, p) for job, p in zip(jobs, pools, strict=True)], np.int64),
         }

@@ -26,6 +26,7 @@ class Stakes(msgspec.Struct, frozen=True):
     every_s: FloatArray
     """Seconds of progress between two checkpoints; 0: a stop loses nothing; inf: it loses everything."""
     fragile: BoolArray
+    """Who would lose work if it were stopped at any moment."""
     preemptible: BoolArray
 
 
@@ -55,7 +56,7 @@ def stakes(trace: Trace, settings: Settings) -> Stakes | None:
     preemptible = _preemptible(trace, settings, level)
     if not every_s.any() and preemptible.all():
         return None
-    return Stakes(every_s, np.isinf(every_s), preemptible)
+    return Stakes(every_s, every_s > 0, preemptible)
 
 
 def checkpoints_s(trace: Trace, settings: Settings) -> FloatArray:
