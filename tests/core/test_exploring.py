@@ -103,6 +103,12 @@ def test_it_never_stays_beyond_the_size_where_it_is_fastest(policy: str) -> None
     assert decide(shown(8, [measuring(curve, 4)]), policy).workers.tolist() == [2]
 
 
+def test_who_began_in_the_middle_is_tried_at_half_of_it() -> None:
+    curve = seen((4, 30), (8, 20))
+    outcome = decide(shown(8, [measuring(curve, 4)]))
+    assert (outcome.workers.tolist(), outcome.reason.tolist()) == ([2], [Reason.EXPLORES])
+
+
 def test_a_policy_that_resizes_nobody_gives_what_was_asked_for() -> None:
     asked = measuring(seen((1, 10)), 0, requested=4)
     assert decide(shown(8, [asked]), "fifo").workers.tolist() == [4]
@@ -120,11 +126,11 @@ def test_nobody_waits_or_shrinks_for_an_exploration() -> None:
 def test_exploring_costs_no_more_than_a_part_of_what_is_left() -> None:
     curve = seen((1, 10))
     assert decide(shown(8, [measuring(curve, 1, remaining=1e4, resize_s=1.0)])).workers.tolist() == [2]
-    assert decide(shown(8, [measuring(curve, 1, remaining=300.0, resize_s=1.0)])).workers.tolist() == [1]
-    young = decide(shown(8, [measuring(curve, 1, remaining=float("nan"), resize_s=1.0, ran_s=10.0)]))
+    assert decide(shown(8, [measuring(curve, 1, remaining=3.0, resize_s=1.0)])).workers.tolist() == [1]
+    young = decide(shown(8, [measuring(curve, 1, remaining=float("nan"), resize_s=1.0, ran_s=5.0)]))
     assert young.workers.tolist() == [1]
-    assert young.wake_s == pytest.approx(45.0 - 10.0, abs=0.01)
-    old = decide(shown(8, [measuring(curve, 1, remaining=float("nan"), resize_s=1.0, ran_s=46.0)]))
+    assert young.wake_s == pytest.approx(6.75 - 5.0, abs=0.01)
+    old = decide(shown(8, [measuring(curve, 1, remaining=float("nan"), resize_s=1.0, ran_s=8.0)]))
     assert old.workers.tolist() == [2]
     assert old.reason.tolist() == [Reason.EXPLORES]
 

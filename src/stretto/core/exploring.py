@@ -135,13 +135,15 @@ def _is_enough(one: Measured) -> bool:
 def ceilings(view: Snapshot) -> IntArray:
     """The most workers that policies may give each job: what it is known to use well, or, where nobody waits, the next
     size on its way up."""
-    most = known(view)
+    enough = known(view)
     if view.explores is None or view.measured is None or _crowded(view):
-        return most
-    for j in np.flatnonzero(view.explores & (view.workers > 0) & ~view.pinned).tolist():
+        return enough
+    most, busy = enough.copy(), _Busy(view)
+    for j in _candidates(view, enough, np.maximum(view.workers, enough)):
         seen = _seen(view, j)
-        if seen and best(seen) is seen[-1]:
-            most[j] = max(int(most[j]), _trial(view, j).size)
+        size = _trial(view, j).size if seen and best(seen) is seen[-1] else 0
+        if size > most[j] and busy.take(j):
+            most[j] = size
     return most
 
 
@@ -181,7 +183,8 @@ def explored(view: Snapshot, most: IntArray, decision: Decision) -> Decision:
         more = (trial.size - int(workers[j])) * int(view.width[j])
         if not trial.size or more > free[decision.pool[j]] or not busy.take(j):
             continue
-        if more > 0:
+        # A size that is only being measured takes nothing away from a job that was given more.
+        if more > 0 or trial.size != view.workers[j]:
             free[decision.pool[j]] -= more
             workers[j] = trial.size
         reason[j], detail[j] = Reason.EXPLORES, (trial.size, enough[j])
