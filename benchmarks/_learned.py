@@ -1,8 +1,9 @@
 """Jobs of which nobody knows how they scale, simulated: what finding the right sizes costs all of them together.
 
 1,000 jobs of the generator (`sim.generate`; log-normal lengths around 20 minutes, half of them ask for several GPUs) on
-64 GPUs, each of a class of its own, so that nothing is known of any of them beforehand. Three workloads: all are fastest
-on one GPU (*falls*), all at a size in the middle (*peak*), or a third each of these and of jobs that scale (*mixed*).
+64 GPUs, each of a class of its own, so that nothing is known of any of them beforehand. Three workloads: all are
+fastest on one GPU (*falls*), all at a size in the middle (*peak*), or a third each of these and of jobs that scale
+(*mixed*).
 They arrive so that the GPU-seconds that they need at the sizes where they are fastest are 0.9 of what there is.
 
 Learned: a size is measured by windows of 0.3 s as the live system's, each with an error of 10 %; every resize costs
