@@ -24,7 +24,7 @@ from policy_checks import watched
 from strategies import trace_of
 from stretto.core import reservations
 from stretto.core.decision import Decision
-from stretto.core.snapshot import BoolArray, IntArray, Snapshot
+from stretto.core.snapshot import IntArray, Snapshot
 from stretto.sim import cluster, engine, levels
 from stretto.sim.general import Engine
 from stretto.sim.trace import ELASTIC, RESTART, RIGID, Trace
@@ -108,7 +108,7 @@ class Watched(Engine):
         if self.log and view.lost_s is not None:
             wish = self.log[0][1].workers
             self.kept += int((view.pinned & (wish != view.workers) & (after == view.workers)).sum())
-            self._judge_waits(view, after, (view.workers == 0) & (wish > 0), blocked)
+            self._judge_waits(view, after, wish, blocked)
         return None
 
     def _after(self, view: Snapshot) -> IntArray:
@@ -116,17 +116,18 @@ class Watched(Engine):
         return np.array([has.get(number, 0) for number in view.job.tolist()], np.int64)
 
     def _judge_losses(self, view: Snapshot, after: IntArray, lost_s: Any) -> None:
-        """Work of two starts is weighed like a start; what is more may only be lost to somebody more urgent."""
+        """Work of two starts is weighed like a start; what is more may only be lost to somebody more urgent, who starts
+        or grows by it."""
         for j in np.flatnonzero(lost_s > 2 * view.start_s + HAIR_S).tolist():
             self.losses += 1
-            came = (view.priority > view.priority[j]) & (view.workers == 0) & (after > 0)
+            came = (view.priority > view.priority[j]) & (after > view.workers)
             assert view.preemptible is not None
             if not came.any() or not view.preemptible[j]:
                 self.robbed.append(f"job {view.job[j]} lost {lost_s[j]:.1f} s at {self.now_s:.1f} s")
 
-    def _judge_waits(self, view: Snapshot, after: IntArray, wanted: BoolArray, blocked: reservations.Blocked) -> None:
+    def _judge_waits(self, view: Snapshot, after: IntArray, wish: IntArray, blocked: reservations.Blocked) -> None:
         assert view.fragile is not None
-        waits = wanted & (after == 0)
+        waits = (view.workers == 0) & (wish > 0) & (after == 0)
         started = view.job[(view.workers == 0) & (after > 0)]
         urgent = int(view.priority[(view.workers == 0) & (after > 0) & view.fragile].max(initial=-1))
         for number, spell in list(self.spells.items()):
@@ -139,27 +140,28 @@ class Watched(Engine):
                 continue
             # It runs, its policy thinks again, or somebody more urgent came first.
             del self.spells[number]
-        self._begin(view, waits, wanted, blocked)
+        self._begin(view, after, wish, blocked)
 
-    def _begin(self, view: Snapshot, waits: BoolArray, wanted: BoolArray, blocked: reservations.Blocked) -> None:
+    def _begin(self, view: Snapshot, after: IntArray, wish: IntArray, blocked: reservations.Blocked) -> None:
         """Let those who have waited long enough count from now on, and a new reservation count for all of them."""
-        for number in view.job[waits].tolist():
+        for number in view.job[(view.workers == 0) & (wish > 0) & (after == 0)].tolist():
             if number in blocked and self.now_s - blocked[number].since_s >= RESERVE_S:
                 self.spells.setdefault(number, Spell(self.now_s))
-        found = reservations.made(view, wanted, blocked, RESERVE_S)
+        found = reservations.made(view, wish, blocked, RESERVE_S)
         holder = self.spells.get(int(view.job[found.job])) if found is not None else None
         if holder is None or holder.holds:
             return
         holder.holds = True
-        longest_s = self._longest_s(view)
+        assert found is not None
+        longest_s = self._longest_s(view, after, int(view.priority[found.job]))
         for spell in self.spells.values():
             # A reservation begins with the first decision after the one before it was used.
             spell.until_s = max(spell.until_s, self.now_s) + longest_s
 
-    def _longest_s(self, view: Snapshot) -> float:
-        """What is left of the fragile jobs that run."""
+    def _longest_s(self, view: Snapshot, after: IntArray, priority: int) -> float:
+        """What is left of the fragile jobs that ran at this decision, and of those that are more urgent."""
         assert view.fragile is not None
-        fragile = view.job[(view.workers > 0) & view.fragile]
+        fragile = view.job[view.fragile & ((view.workers > 0) | ((after > 0) & (view.priority > priority)))]
         ends_s = self.jobs.finish_s[np.isin(self.jobs.row, fragile) & (self.jobs.workers > 0)]
         return float(ends_s.max(initial=self.now_s)) - self.now_s
 

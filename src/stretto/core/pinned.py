@@ -6,8 +6,7 @@ A job is *pinned* while a stop would lose more work than two starts cost (`Snaps
 2. Otherwise it is asked once more, about the others and the room that the pinned jobs leave; what it remembers of the
    first answer is kept. So nobody is stopped, moved or resized for an equal.
 3. Somebody of strictly higher priority who is left out by that may stop pinned jobs that are preemptible: the least
-   urgent first, then those that lose least, and only if it really gets the room, and not in place of room that the
-   policy gives to less urgent ones.
+   urgent first, then those that lose least, and only if the room really goes to more urgent jobs.
 4. A job that keeps its progress and yet is not preemptible is never stopped: it keeps its minimum.
 
 Whoever the policy wanted to start and who is kept from it by pinned jobs is told so, and is remembered: see
@@ -53,7 +52,7 @@ def ask(policy: Policy, view: Snapshot, memory: Memory, blocked: Blocked, reserv
     if view.lost_s is None:
         return Answer(first, nobody, about, wanted)
     pinned = view.pinned
-    reserved = reservations.made(view, wanted, blocked, reserve_after_s)
+    reserved = reservations.made(view, first.workers, blocked, reserve_after_s)
     held = reservations.held_back(view, reserved)
     stopped = _stops(view, first)
     protected = stopped & ~_fragile(view) & ~_preemptible(view)
@@ -84,14 +83,15 @@ class _Question:
         view = self._view
         victims = np.zeros(len(view), np.bool_)
         decision = self._ask(victims)
-        if reserved is not None and decision.workers[reserved.job] and not reserved.in_pieces:
-            decision = self._with_the_others(decision, reserved.job)
+        if reserved is not None and not reserved.in_pieces:
+            serve = self._with_the_others if decision.workers[reserved.job] else self._before_the_others
+            decision = serve(decision, reserved.job)
         for urgent in self._left_out(decision):
             more = victims | self._victims(urgent, decision, victims)
             if (more == victims).all():
                 continue
             tried = self._ask(more)
-            if self._is_served(urgent, tried, decision):
+            if self._is_served(urgent, tried, decision, more & ~victims):
                 self._about[more & ~victims, 0] = view.job[urgent]
                 victims, decision = more, tried
         wanted = (view.workers == 0) & (self._first.workers > 0)
@@ -133,6 +133,20 @@ class _Question:
         self._held = held
         return decision
 
+    def _before_the_others(self, decision: Decision, reserved: int) -> Decision:
+        """The room of the job with the reservation may be there, but the policy gives it to others who wait: it goes
+        first, unless they are more urgent."""
+        view, held = self._view, self._held
+        waits = (view.workers == 0) & (decision.workers > 0) & ~view.is_service
+        self._held = held | (waits & (view.priority <= view.priority[reserved]))
+        if (self._held == held).all():
+            return decision
+        first = self._ask(np.zeros(len(view), np.bool_))
+        if first.workers[reserved]:
+            return first
+        self._held = held
+        return decision
+
     # Higher priority.
 
     def _left_out(self, decision: Decision) -> list[int]:
@@ -157,8 +171,6 @@ class _Question:
         pool = int(first.pool[urgent])
         used = view.used_milli(decision.workers, np.maximum(decision.pool, 0))
         free = int(view.capacity[pool] - used[pool])
-        if free + self._given_to_less_urgent(urgent, decision, pool) >= need:
-            return np.zeros(len(view), np.bool_)
         less = self._stoppable() & ~already & (view.priority < view.priority[urgent]) & (view.pool == pool)
         some = np.flatnonzero(less)
         chosen = np.zeros(len(view), np.bool_)
@@ -172,17 +184,17 @@ class _Question:
         enough = int(view.width[urgent]) if view.is_service[urgent] else need
         return chosen if free >= enough else np.zeros(len(view), np.bool_)
 
-    def _given_to_less_urgent(self, urgent: int, decision: Decision, pool: int) -> int:
-        """Milli-GPU that the policy newly gives to others though this one is more urgent. That is its own choice: if
-        somebody lost work in return, it would be for them."""
+    def _is_served(self, urgent: int, tried: Decision, before: Decision, stopped: BoolArray) -> bool:
+        """Whether it gets more by these stops, and the room really goes to more urgent jobs: they get more than the
+        others give up and was free. Otherwise somebody would lose work for an equal to whom the policy gives theirs."""
         view = self._view
-        less = (decision.pool == pool) & (view.priority < view.priority[urgent])
-        more = np.maximum(decision.workers - view.workers, 0) * view.width
-        more += np.where((view.workers == 0) & (decision.workers > 0), view.fixed_milli, 0)
-        return int(more[less].sum())
-
-    def _is_served(self, urgent: int, tried: Decision, before: Decision) -> bool:
-        return bool(tried.workers[urgent] > before.workers[urgent])
+        holds = (view.workers * view.width + np.where(view.workers > 0, view.fixed_milli, 0))[~stopped]
+        gets = (tried.workers * view.width + np.where(tried.workers > 0, view.fixed_milli, 0))[~stopped]
+        urgently = (view.priority > view.priority[stopped].max())[~stopped]
+        free = view.total_milli - int(view.used_milli(view.workers, np.maximum(view.pool, 0)).sum())
+        spare = free + int(np.maximum(holds - gets, 0).sum())
+        more = int(np.maximum(gets - holds, 0)[urgently].sum())
+        return bool(tried.workers[urgent] > before.workers[urgent]) and more > spare
 
     # Reasons.
 

@@ -45,8 +45,10 @@ class Reservation(NamedTuple):
     """The room is there already, but not where its workers could use it."""
 
 
-def made(view: Snapshot, wanted: BoolArray, blocked: Blocked, reserve_after_s: float) -> Reservation | None:
-    """The reservation that holds now, if anybody has waited long enough and its policy still wants it to run."""
+def made(view: Snapshot, wish: IntArray, blocked: Blocked, reserve_after_s: float) -> Reservation | None:
+    """The reservation that holds now, if anybody has waited long enough and its policy still wants it to run. `wish`:
+    the workers that the policy would give if nobody were pinned."""
+    wanted = (view.workers == 0) & (wish > 0)
     late = [
         (-int(view.priority[j]), blocked[number].since_s, number, j)
         for j, number in zip(np.flatnonzero(wanted).tolist(), view.job[wanted].tolist(), strict=True)
@@ -55,7 +57,7 @@ def made(view: Snapshot, wanted: BoolArray, blocked: Blocked, reserve_after_s: f
     if not late:
         return None
     *_, number, j = min(late)
-    return _for(view, j, blocked[number].no_place)
+    return _for(view, j, wish, blocked[number].no_place)
 
 
 def held_back(view: Snapshot, reserved: Reservation | None) -> BoolArray:
@@ -92,11 +94,13 @@ def remembered(
     return found
 
 
-def _for(view: Snapshot, job: int, in_pieces: bool) -> Reservation:
+def _for(view: Snapshot, job: int, wish: IntArray, in_pieces: bool) -> Reservation:
     """When enough of the fragile jobs that run have ended, by what is expected of them. If the room is there but in
-    pieces, nothing fits beside it: nobody knows where it will come together."""
+    pieces, nothing fits beside it: nobody knows where it will come together. Nor does what its policy has in mind for
+    jobs that keep their progress."""
     need = int(view.min_workers[job] * view.width[job] + view.fixed_milli[job])
-    stays = (view.workers > 0) & (view.pinned | (view.fragile if view.fragile is not None else False))
+    fragile = view.fragile if view.fragile is not None else np.zeros(len(view), np.bool_)
+    stays = (view.workers > 0) & (view.pinned | fragile)
     holds = view.workers * view.width + view.fixed_milli
     free = view.total_milli - int(holds[stays].sum())
     left_s = _left_s(view, view.workers)
@@ -109,7 +113,10 @@ def _for(view: Snapshot, job: int, in_pieces: bool) -> Reservation:
             break
         free += int(holds[j])
         at_s = view.now_s + float(left_s[j])
-    return Reservation(job, at_s, max(0, free - need), False)
+    others = (wish > 0) & ~stays & ~fragile
+    others[job] = False
+    taken = int((wish * view.width + view.fixed_milli)[others].sum())
+    return Reservation(job, at_s, max(0, free - need - taken), False)
 
 
 def _left_s(view: Snapshot, workers: IntArray) -> FloatArray:
