@@ -5,7 +5,8 @@ priorities. `Watched` looks at every decision: what the policy wanted, what the 
 
 The bound on waiting is that of `core.reservations`. Who is blocked by pinned jobs for `reserve_after_s`, and is still
 wanted by the policy, waits no longer than the fragile jobs that ran when its reservation began, plus the same for the
-reservations before it; then the next decision starts it. A more urgent job that starts meanwhile is not bound by that.
+reservations before it and the jobs that had them; then the next decision starts it. A more urgent job that starts
+meanwhile is not bound by that.
 """
 
 from __future__ import annotations
@@ -140,12 +141,24 @@ class Watched(Engine):
                 continue
             # It runs, its policy thinks again, or somebody more urgent came first.
             del self.spells[number]
+        for number in [n for n in started.tolist() if n in blocked and self._is_late(blocked[n])]:
+            self._run_before(view, number, blocked)
         self._begin(view, after, wish, blocked)
+
+    def _is_late(self, wait: reservations.Wait) -> bool:
+        return self.now_s - wait.since_s >= RESERVE_S
+
+    def _run_before(self, view: Snapshot, number: int, blocked: reservations.Blocked) -> None:
+        """Its reservation came before those of jobs that were blocked later: they wait for its end, too."""
+        length_s = float(self.jobs.finish_s[self.jobs.row == number][0]) - self.now_s
+        for other, spell in self.spells.items():
+            if blocked[number].since_s <= blocked[other].since_s:
+                spell.until_s = max(spell.until_s, self.now_s) + length_s
 
     def _begin(self, view: Snapshot, after: IntArray, wish: IntArray, blocked: reservations.Blocked) -> None:
         """Let those who have waited long enough count from now on, and a new reservation count for all of them."""
         for number in view.job[(view.workers == 0) & (wish > 0) & (after == 0)].tolist():
-            if number in blocked and self.now_s - blocked[number].since_s >= RESERVE_S:
+            if number in blocked and self._is_late(blocked[number]):
                 self.spells.setdefault(number, Spell(self.now_s))
         found = reservations.made(view, wish, blocked, RESERVE_S)
         holder = self.spells.get(int(view.job[found.job])) if found is not None else None

@@ -59,7 +59,12 @@ def ask(policy: Policy, view: Snapshot, memory: Memory, blocked: Blocked, reserv
     if not ((pinned & _changes(view, first)) | protected | (held & wanted)).any():
         return Answer(first, pinned, about, wanted)
     keep = _within_capacity(view, np.where(pinned, view.workers, np.where(protected, view.min_workers, 0)))
-    return _Question(policy, view, memory, first, keep, held, when).answer(reserved)
+    question = _Question(policy, view, memory, first, keep, held, when)
+    if reserved is None:
+        return question.answer(None, None)
+    late = {number: wait for number, wait in blocked.items() if number != view.job[reserved.job]}
+    following = reservations.made(view, first.workers, late, reserve_after_s)
+    return question.answer(reserved, following)
 
 
 class _Question:
@@ -79,13 +84,16 @@ class _Question:
         self._keep, self._held = keep, held
         self._about = np.full((len(view), _NAMED), -1, np.int64)
 
-    def answer(self, reserved: Reservation | None) -> Answer:
+    def answer(self, reserved: Reservation | None, following: Reservation | None) -> Answer:
+        """`following`: the reservation that holds once the first one is used."""
         view = self._view
         victims = np.zeros(len(view), np.bool_)
         decision = self._ask(victims)
         if reserved is not None and not reserved.in_pieces:
-            serve = self._with_the_others if decision.workers[reserved.job] else self._before_the_others
-            decision = serve(decision, reserved.job)
+            if decision.workers[reserved.job]:
+                decision, reserved = self._with_the_others(decision, reserved, following)
+            else:
+                decision = self._before_the_others(decision, reserved.job)
         for urgent in self._left_out(decision):
             more = victims | self._victims(urgent, decision, victims)
             if (more == victims).all():
@@ -124,14 +132,17 @@ class _Question:
             wake_s=min(first.wake_s, part.wake_s), rejected=rejected, nodes=nodes,
         )  # fmt: skip
 
-    def _with_the_others(self, decision: Decision, reserved: int) -> Decision:
-        """The job with the reservation starts: the others need not wait for it, if it starts beside them, too."""
-        held, self._held = self._held, np.zeros(len(self._view), np.bool_)
-        everybody = self._ask(self._held)
-        if everybody.workers[reserved]:
-            return everybody
+    def _with_the_others(
+        self, decision: Decision, reserved: Reservation, following: Reservation | None
+    ) -> tuple[Decision, Reservation | None]:
+        """The job with the reservation starts: the others need not wait for it, if it starts beside them, too, but only
+        for the next one."""
+        held, self._held = self._held, reservations.held_back(self._view, following, reserved.job)
+        more = self._ask(np.zeros(len(self._view), np.bool_))
+        if more.workers[reserved.job]:
+            return more, following
         self._held = held
-        return decision
+        return decision, reserved
 
     def _before_the_others(self, decision: Decision, reserved: int) -> Decision:
         """The room of the job with the reservation may be there, but the policy gives it to others who wait: it goes

@@ -60,8 +60,9 @@ def made(view: Snapshot, wish: IntArray, blocked: Blocked, reserve_after_s: floa
     return _for(view, j, wish, blocked[number].no_place)
 
 
-def held_back(view: Snapshot, reserved: Reservation | None) -> BoolArray:
-    """The waiting jobs that may not start before the one with the reservation."""
+def held_back(view: Snapshot, reserved: Reservation | None, starts: int | None = None) -> BoolArray:
+    """The waiting jobs that may not start before the one with the reservation. `starts`: one that does, whatever
+    becomes of the others."""
     held = np.zeros(len(view), np.bool_)
     if reserved is None or view.fragile is None:
         return held
@@ -70,12 +71,17 @@ def held_back(view: Snapshot, reserved: Reservation | None) -> BoolArray:
     held[job] = False
     beside = reserved.beside_milli
     ends_s = view.now_s + view.start_s + _left_s(view, view.asked)
-    for j in np.flatnonzero(held).tolist():
+    order: list[int] = np.flatnonzero(held).tolist()
+    if starts is not None and held[starts]:
+        order = [starts, *(j for j in order if j != starts)]
+    for j in order:
         need = int(view.need[j])
         if np.isfinite(view.remaining[j]) and ends_s[j] <= reserved.start_s:
             held[j] = False
         elif need <= beside:
             held[j], beside = False, beside - need
+    if starts is not None:
+        held[starts] = False
     return held
 
 
