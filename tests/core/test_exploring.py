@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -124,15 +125,41 @@ def test_nobody_waits_or_shrinks_for_an_exploration() -> None:
 
 
 def test_exploring_costs_no_more_than_a_part_of_what_is_left() -> None:
-    curve = seen((1, 10))
-    assert decide(shown(8, [measuring(curve, 1, remaining=1e4, resize_s=1.0)])).workers.tolist() == [2]
-    assert decide(shown(8, [measuring(curve, 1, remaining=3.0, resize_s=1.0)])).workers.tolist() == [1]
-    young = decide(shown(8, [measuring(curve, 1, remaining=float("nan"), resize_s=1.0, ran_s=5.0)]))
+    """Two sizes without gain: a third may cost 2 resizes of 1 s and 0.25 s, after 2 s for the second. 5 % are 85 s."""
+    equal = {"curve": seen((1, 10), (2, 10.1)), "workers": 1, "rate": [0.0, *[10.0] * 8], "resize_s": 1.0}
+    assert decide(shown(8, [measuring(**equal, remaining=900.0)])).workers.tolist() == [4]
+    assert decide(shown(8, [measuring(**equal, remaining=800.0)])).workers.tolist() == [1]
+    young = decide(shown(8, [measuring(**equal, remaining=math.nan, ran_s=10.0)]))
     assert young.workers.tolist() == [1]
-    assert young.wake_s == pytest.approx(6.75 - 5.0, abs=0.01)
-    old = decide(shown(8, [measuring(curve, 1, remaining=float("nan"), resize_s=1.0, ran_s=8.0)]))
-    assert old.workers.tolist() == [2]
+    assert young.wake_s == pytest.approx(85.0 - 10.0, abs=0.3)
+    old = decide(shown(8, [measuring(**equal, remaining=math.nan, ran_s=86.0)]))
+    assert old.workers.tolist() == [4]
     assert old.reason.tolist() == [Reason.EXPLORES]
+
+
+def test_what_promises_to_pay_is_tried_at_once() -> None:
+    """The next size is believed to save 3/8 of what is left: one and a half times 2.25 s, of 9 s or more."""
+    promising = {"curve": seen((1, 10)), "workers": 1, "rate": [0.0, 10.0, *[16.0] * 7], "resize_s": 1.0}
+    assert decide(shown(8, [measuring(**promising, remaining=95.0)])).workers.tolist() == [2]
+    assert decide(shown(8, [measuring(**promising, remaining=85.0)])).workers.tolist() == [1]
+    assert decide(shown(8, [measuring(**promising, remaining=math.nan, ran_s=9.5)])).workers.tolist() == [2]
+    young = decide(shown(8, [measuring(**promising, remaining=math.nan, ran_s=5.0)]))
+    assert young.workers.tolist() == [1]
+    assert young.wake_s == pytest.approx(9.0 - 5.0, abs=0.01)
+
+
+def test_policies_may_give_a_job_the_next_size_on_its_way_up() -> None:
+    """A job that is known to use everything does not keep another, of which little is known yet, at its minimum."""
+    rates = [0.0, *(10.0 * n**0.9 for n in range(1, 9))]
+    wide = measuring(seen(*((n, rates[n]) for n in (1, 2, 4, 8))), 7, rate=rates)
+    new = measuring(seen((1, 10)), 1, rate=[0.0, 10.0, *[16.0] * 7])
+    for policy in ("stretto", "afs-l"):
+        assert decide(shown(8, [wide, new]), policy).workers.tolist() == [6, 2]
+    waiting = [job(size=1, remaining=1e5) for _ in range(7)]
+    crowded = decide(shown(8, [wide, new, *waiting]))
+    assert crowded.workers.tolist()[1] <= 1, "while somebody waits nothing is tried"
+    fell = measuring(seen((1, 10), (2, 6)), 1, rate=[0.0, 10.0, *[6.0] * 7])
+    assert decide(shown(8, [wide, fell])).workers.tolist() == [7, 1]
 
 
 def test_a_job_that_tells_of_no_steps_gets_what_it_asked_for() -> None:

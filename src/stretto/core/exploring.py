@@ -6,10 +6,14 @@ are equal, and the smaller one wins. One clear fall, or two sizes without gain, 
 and the next larger one is tried if the fitted curve promises more than 5 % there. A job that began in the middle looks
 once at half of that size.
 
-Exploring never costs others anything: it uses what is free after everybody has what the policy gives, and ends as soon
-as somebody needs it. What it costs the job itself, in seconds slower than at the best size, is at most 5 % of what is
-left of it; of the time it ran, where nobody knows how long it is. Where jobs share devices or cores, one explores at a
-time: otherwise each would measure the other.
+While the way up is open, and the minimums of all jobs fit, the next size is the policy's to give: by what the last
+doubling gained (`estimate.belief`) it may be worth more than another's last worker, and otherwise a job that uses
+everything would keep all others at their minimum for ever. Every other size is tried with what is free after everybody
+has what the policy gives, and that ends as soon as somebody needs it: nobody waits or shrinks for it.
+
+What it costs the job itself, in seconds slower than at the best size, is at most 5 % of what is left of it; of the time
+it ran, where nobody knows how long it is. On the way up a size is also tried if it promises to save half as much again
+as it may cost. Where jobs share devices or cores, one explores at a time: otherwise each would measure the other.
 
 All of that is a function of what was measured (`Snapshot.measured`), so it can be played again.
 """
@@ -43,7 +47,7 @@ _TRY_STEPS = 2.5
 """What a try may cost, in steps: five of them at half the speed."""
 _BUDGET = 0.05
 _PAYS = 1.5
-"""A try that is worth this many times what it costs, by the gain of the last one, is made at once."""
+"""A size on the way up that promises to save this many times what the try may cost is tried at once."""
 _SILENT_S = 30.0
 """A job that has told of no step by then is left at the size that it asked for."""
 
@@ -139,11 +143,11 @@ def ceilings(view: Snapshot) -> IntArray:
     if view.explores is None or view.measured is None or _crowded(view):
         return enough
     most, busy = enough.copy(), _Busy(view)
-    for j in _candidates(view, enough, np.maximum(view.workers, enough)):
+    for j in _candidates(view, enough, view.workers):
         seen = _seen(view, j)
-        size = _trial(view, j).size if seen and best(seen) is seen[-1] else 0
-        if size > most[j] and busy.take(j):
-            most[j] = size
+        size = _trial(view, j).size
+        if size and busy.take(j) and seen and best(seen) is seen[-1]:
+            most[j] = max(int(enough[j]), size)
     return most
 
 

@@ -82,18 +82,20 @@ class _Question:
     ) -> None:
         self._policy, self._view, self._memory, self._first, self._when = policy, view, memory, first, when
         self._keep, self._held = keep, held
+        self._reserves = False
         self._about = np.full((len(view), _NAMED), -1, np.int64)
 
     def answer(self, reserved: Reservation | None, following: Reservation | None) -> Answer:
         """`following`: the reservation that holds once the first one is used."""
         view = self._view
         victims = np.zeros(len(view), np.bool_)
+        self._reserves = reserved is not None
         decision = self._ask(victims)
         if reserved is not None and not reserved.in_pieces:
             if decision.workers[reserved.job]:
                 decision, reserved = self._with_the_others(decision, reserved, following)
             else:
-                decision = self._before_the_others(decision, reserved.job)
+                decision, reserved = self._before_the_others(decision, reserved, following)
         for urgent in self._left_out(decision):
             more = victims | self._victims(urgent, decision, victims)
             if (more == victims).all():
@@ -112,8 +114,8 @@ class _Question:
         stay = (self._keep > 0) & ~victims
         out = stay | self._held | victims
         workers = np.where(stay, self._keep, 0)
-        pool = np.where(stay, view.pool, 0)
-        room = msgspec.structs.replace(view, nodes=_nodes_beside(view, stay))
+        pool = np.where(stay, np.where(view.workers > 0, view.pool, first.pool), 0)
+        room = msgspec.structs.replace(view, nodes=_nodes_beside(view, stay), max_workers=self._most())
         rest = services.only(room, ~out, view.capacity - view.used_milli(workers, pool))
         part = asking.ask(self._policy, rest, self._memory, self._when)
         reason, detail = first.reason.copy(), first.detail.copy()
@@ -132,6 +134,12 @@ class _Question:
             wake_s=min(first.wake_s, part.wake_s), rejected=rejected, nodes=nodes,
         )  # fmt: skip
 
+    def _most(self) -> IntArray:
+        """Who starts beside a reservation, and will be pinned then, starts at the size that was reckoned with."""
+        view = self._view
+        new = (view.workers == 0) & _fragile(view) & ~view.is_service
+        return np.where(new & self._reserves, view.asked, view.max_workers)
+
     def _with_the_others(
         self, decision: Decision, reserved: Reservation, following: Reservation | None
     ) -> tuple[Decision, Reservation | None]:
@@ -144,19 +152,29 @@ class _Question:
         self._held = held
         return decision, reserved
 
-    def _before_the_others(self, decision: Decision, reserved: int) -> Decision:
-        """The room of the job with the reservation may be there, but the policy gives it to others who wait: it goes
-        first, unless they are more urgent."""
-        view, held = self._view, self._held
-        waits = (view.workers == 0) & (decision.workers > 0) & ~view.is_service
-        self._held = held | (waits & (view.priority <= view.priority[reserved]))
-        if (self._held == held).all():
-            return decision
-        first = self._ask(np.zeros(len(view), np.bool_))
-        if first.workers[reserved]:
-            return first
-        self._held = held
-        return decision
+    def _before_the_others(
+        self, decision: Decision, reserved: Reservation, following: Reservation | None
+    ) -> tuple[Decision, Reservation | None]:
+        """The policy has other plans, but if the room of the job with the reservation is there it starts: jobs that
+        keep their progress give way to it, unless they are more urgent."""
+        job, held = reserved.job, self._held
+        size = self._room_for(job, decision)
+        if not size or decision.nodes is not None:
+            return decision, reserved
+        self._keep[job] = size
+        self._held = reservations.held_back(self._view, following, job)
+        return self._ask(np.zeros_like(held)), following
+
+    def _room_for(self, job: int, decision: Decision) -> int:
+        """Workers that it can have beside those who are kept and the more urgent; 0: not even its minimum."""
+        view, first = self._view, self._first
+        urgent = (view.priority > view.priority[job]) | view.is_service
+        workers = np.where(self._keep > 0, self._keep, np.where(urgent, decision.workers, 0))
+        pool = np.where(self._keep > 0, np.maximum(view.pool, 0), decision.pool)
+        free = (view.capacity - view.used_milli(workers, pool))[first.pool[job]] - view.fixed_milli[job]
+        low = int(view.min_workers[job])
+        size = min(int(first.workers[job]), int(free) // max(int(view.width[job]), 1))
+        return 0 if size < low else low if view.step is not None else size
 
     # Higher priority.
 
