@@ -38,8 +38,8 @@ bench: $(READY)  ## Run every benchmark; STRETTO_DATA=folder adds those that nee
 docs: $(READY)  ## Write the tables of policies in README.md and docs/policies.md anew
 	$(BIN)/python docs/tables.py
 
-stories: $(READY)  ## Write today's transcripts into tests/scenarios; read the difference before you keep it
-	REWRITE=1 $(BIN)/pytest tests/test_scenarios.py
+stories: $(READY)  ## Write today's transcripts and decisions into the tests; read the difference before you keep it
+	REWRITE=1 $(BIN)/pytest tests/test_scenarios.py tests/sim/test_live_record.py
 
 pin: $(READY)  ## Write the versions that are installed now to constraints.txt
 	@{ sed -n '/^#/p' constraints.txt; { $(PIP) freeze --exclude-editable --exclude torch; grep '^torch==' constraints.txt; } | sort -fu; } > constraints.new

@@ -190,6 +190,8 @@ def replay(
         return 0
     first = outcome.difference
     print(f"different at line {first.line} ({first.at_s:g} s): {first.what}", file=sys.stderr)
+    if live_record.is_live(recording) and not live_record.of_this_kind(recording):
+        print("it was recorded with other versions, or on another kind of processor", file=sys.stderr)
     return 1
 
 

@@ -38,6 +38,8 @@ class LiveHeader(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     numpy: str
     machine: str
+    cpu: str = ""
+    """The processor's name: another one may round sums and powers otherwise in the last place."""
 
 
 class Recorder:
@@ -49,7 +51,7 @@ class Recorder:
         self._file = _open(path, "at")
         self._lock = threading.Lock()
         if is_new:
-            self._write(msgspec.to_builtins(_header()))
+            self._write(msgspec.to_builtins(header()))
 
     def decide(
         self, view: Snapshot, policy: Policy, state: CycleState, settings: Settings, fit: Fit | None = None
@@ -101,6 +103,13 @@ class _Said:
         return self
 
 
+def of_this_kind(path: Path) -> bool:
+    """Whether the same versions on the same kind of processor decided as would now."""
+    with _open(path, "rt") as file:
+        kept = msgspec.convert(json.loads(file.readline()), LiveHeader)
+    return kept == header()
+
+
 def is_live(path: Path) -> bool:
     """Whether a record is of a live system."""
     if not path.is_file():
@@ -120,14 +129,19 @@ def replay(path: Path, policies: dict[tuple[str, str], Policy], trusted: Collect
             )
         except (CodecError, KeyError) as error:
             raise TraceError(f"record {path.name!r}, line {number}: {error}", hint="the file is damaged") from None
-        policy = policies[key_of(line)]
-        fit = _Said(fits) if fits else None
-        now = codec.plain(cycle.decide(view, policy, state, settings, fit))
+        now = codec.plain(decide_again(view, policies[key_of(line)], state, settings, fits))
         what = _difference(line["outcome"], now)
         if what:
             return Replay(count, Difference(number, view.now_s, what))
         count += 1
     return Replay(count, None)
+
+
+def decide_again(
+    view: Snapshot, policy: Policy, state: CycleState, settings: Settings, fits: Sequence[IntArray]
+) -> Outcome:
+    """With what the site answered then."""
+    return cycle.decide(view, policy, state, settings, _Said(fits) if fits else None)
 
 
 def names(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -163,13 +177,21 @@ def _decisions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, line
 
 
-def _header() -> LiveHeader:
+def header() -> LiveHeader:
+    """Of what is recorded here and now."""
     return LiveHeader(
         stretto=stretto.__version__,
         python=platform.python_version(),
         numpy=np.__version__,
         machine=platform.machine(),
+        cpu=_processor(),
     )
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _open(path: Path, mode: str) -> IO[str]:
