@@ -14,10 +14,10 @@ from stretto.runtime.pace import Pace, Window, spread_s
 class Worker:
     """Steps that take as long as it is told; keeps the windows."""
 
-    def __init__(self, generation: int = 1, members: int = 1) -> None:
+    def __init__(self, generation: int = 1, members: int = 1, first_steps: int = 8) -> None:
         self.now_s = 100.0
         self.windows: list[Window] = []
-        self.pace = Pace(lambda: self.now_s)
+        self.pace = Pace(lambda: self.now_s, first_steps)
         self.pace.enter(generation, members)
 
     def steps(self, *lengths_s: float, counts: bool = True) -> None:
@@ -42,6 +42,15 @@ def test_a_window_is_eight_steps_that_take_long_enough() -> None:
     assert window.median_s == pytest.approx(0.1)
     assert window.spread_s == pytest.approx(0.0)
     assert (window.began_s, window.ended_s) == pytest.approx((110.0, 110.8))
+
+
+def test_a_first_impression_of_a_generation_comes_sooner() -> None:
+    worker = Worker(first_steps=3).settled()
+    worker.steps(*[0.15] * 19)
+    assert [(window.count, window.first) for window in worker.windows] == [(3, True), (8, False), (8, False)]
+    quick = Worker(first_steps=3).settled()
+    quick.steps(*[0.01] * 29)
+    assert not quick.windows
 
 
 def test_quick_steps_fill_a_third_of_a_second() -> None:

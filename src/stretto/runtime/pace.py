@@ -47,8 +47,9 @@ class Window:
 class Pace:
     """Of one worker. `enter` for every generation, `begin` for every loop, `step` after every step."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], first_steps: int = _FEW_STEPS) -> None:
+        """`first_steps`: so many make the first window of a generation."""
+        self._clock, self._first_steps = clock, first_steps
         self._generation, self._members = 0, 1
         self._number = 0
         self._is_first = True
@@ -98,8 +99,8 @@ class Pace:
     def _suffices(self) -> bool:
         count, length_s = len(self._steps_s), self._length_s
         # A first impression of a new size is worth having soon.
-        few_s = _LENGTH_S if self._is_first else _LONG_S
-        return (count >= _STEPS and length_s >= _LENGTH_S) or (count >= _FEW_STEPS and length_s >= few_s)
+        steps = self._first_steps if self._is_first else _STEPS
+        return (count >= steps and length_s >= _LENGTH_S) or (count >= _FEW_STEPS and length_s >= _LONG_S)
 
     def _close(self, now_s: float) -> Window:
         steps_s = self._steps_s
