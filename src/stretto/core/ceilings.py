@@ -23,7 +23,10 @@ def lowered(view: Snapshot) -> Snapshot:
         return view
     most, rates = exploring.ceilings(view), view.rates
     if view.falls:
-        most, rates = np.minimum(most, useful(view)), np.maximum.accumulate(rates, axis=2)
+        best, rates = useful(view), np.maximum.accumulate(rates, axis=2)
+        # Where sizes are explored, a job that is not takes what policies give.
+        best = best if view.explores is None else np.where(view.explores, best, view.max_workers)
+        most = np.minimum(most, best)
     # Whoever would lose its work by a resize stays as it is.
     most = np.where(view.pinned, np.maximum(view.max_workers, view.workers), most)
     return msgspec.structs.replace(

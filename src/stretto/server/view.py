@@ -134,8 +134,6 @@ def _exploring(
 ) -> dict[str, Any]:
     """Who is tried at other sizes, what was measured of them, and where they start."""
     explores = columns.pop("explores").astype(np.bool_)
-    if not explores.any():
-        return {}
     guess, measured, known = columns["min_workers"].copy(), {}, dict[str, int]()
     for j in np.flatnonzero(explores).tolist():
         active = jobs[j]
