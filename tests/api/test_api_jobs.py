@@ -165,11 +165,12 @@ def test_sizes_can_be_changed(api: Api) -> None:
     api.until(job["id"], "cancelled")
 
 
-def test_a_move_needs_a_node_that_is_there(api: Api) -> None:
+def test_a_move_needs_another_node_that_is_there(api: Api) -> None:
     job = api.submit("sleep 60")
     api.until(job["id"], "running")
     assert api.post(f"/v1/jobs/{job['id']}/migrate", {"to": "nowhere"}).status == 404
-    assert api.post(f"/v1/jobs/{job['id']}/migrate", {"to": "local"}).status == 202
+    here = api.post(f"/v1/jobs/{job['id']}/migrate", {"to": "local"})
+    assert (here.status, here.json["code"]) == (409, "conflict")
     assert api.post(f"/v1/jobs/{job['id']}/migrate", {"node": "local"}).status == 422
     api.post(f"/v1/jobs/{job['id']}/cancel")
     api.until(job["id"], "cancelled")
