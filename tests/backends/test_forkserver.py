@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import resource
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -120,6 +122,43 @@ def test_a_fork_does_what_a_new_interpreter_does(bare: ForkServer, folder: Path,
     (folder / "script.py").write_text(SAME[name])
     command = [PYTHON, "script.py", "--one", "two"]
     assert forked(bare, command, folder) == plain(command, folder)
+
+
+LEAVES_OPEN = """
+import atexit, gzip, sys, threading, time, zipfile
+import helper
+helper.file = open("of-helper.txt", "w")
+helper.file.write("kept by a module")
+plain = open("plain.txt", "w")
+plain.write("not closed")
+packed = gzip.open("packed.gz", "wt")
+packed.write("not closed either")
+archive = zipfile.ZipFile("archive.zip", "w")
+archive.writestr("name", "text")
+def wait():
+    while True:
+        time.sleep(0.001)
+        helper.x
+threading.Thread(target=wait, daemon=True).start()
+atexit.register(print, "at exit")
+sys.stdout.write("no newline at the end")
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "sys.exit('no')", "raise ValueError(1)"])
+def test_what_a_script_leaves_open_is_written_to_its_end(bare: ForkServer, folder: Path, end: str) -> None:
+    """Python itself may lose some of it where a thread is left that nobody waits for."""
+    (folder / "script.py").write_text(LEAVES_OPEN + end)
+    command = [PYTHON, "script.py"]
+    told = plain(command, folder)
+    for path in folder.glob("*.[tgz]*"):
+        path.unlink()
+    assert forked(bare, command, folder) == told
+    assert (folder / "of-helper.txt").read_text() == "kept by a module"
+    assert (folder / "plain.txt").read_text() == "not closed"
+    assert gzip.decompress((folder / "packed.gz").read_bytes()) == b"not closed either"
+    with zipfile.ZipFile(folder / "archive.zip") as archive:
+        assert archive.read("name") == b"text"
 
 
 @pytest.mark.parametrize("script", ["./script.py", "inner/../script.py", "link.py", "inner/script.py", "ABSOLUTE"])

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.runtime.messages import KINDS, Heartbeat, Message, MessageError, Peer, Switch, Window, decode, encode
+from stretto.runtime.messages import (
+    KINDS,
+    LARGEST,
+    Heartbeat,
+    Message,
+    MessageError,
+    Peer,
+    Switch,
+    Window,
+    decode,
+    encode,
+)
 
 messages = st.sampled_from(sorted(KINDS.values(), key=lambda kind: kind.__name__)).flatmap(st.from_type)
 
 
 def finite(message: Message) -> bool:
-    metrics = typing.cast(dict[str, float], getattr(message, "metrics", {}))
-    windows = [dataclasses.asdict(window) for window in getattr(message, "windows", ())]
-    return all(value == value for given in (metrics, *windows) for value in given.values())
+    """What is neither nan nor larger than anything that is counted."""
+    fields = dataclasses.asdict(message)
+    columns = (fields, fields.get("metrics", {}), *fields.get("windows", ()))
+    values = [value for given in columns for value in given.values() if isinstance(value, int | float)]
+    return all(value == value and (isinstance(value, float) or abs(value) <= LARGEST) for value in values)
 
 
 @given(message=messages.filter(finite))
@@ -37,6 +49,18 @@ def test_whole_numbers_are_numbers() -> None:
     beat = decode('{"kind": "heartbeat", "generation": 1, "loop": 0, "step": 2, "applied": 2, "metrics": {"loss": 1}}')
     assert isinstance(beat, Heartbeat)
     assert beat.metrics == {"loss": 1.0}
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), 2**63])
+def test_nobody_counts_further_than_can_be_reckoned_with(number: int) -> None:
+    given_fields = {"kind": "heartbeat", "generation": 1, "loop": 0, "step": number, "applied": 2, "total": number}
+    window = {"number": 1, "generation": 1, "members": 2, "count": number, "median_s": number, "spread_s": 0}
+    told = {**given_fields, "metrics": {"loss": number}, "paused_s": number, "windows": [{**window, "lasted_s": 9}]}
+    beat = decode(json.dumps(told))
+    assert isinstance(beat, Heartbeat)
+    most = LARGEST if number > 0 else -LARGEST
+    assert (beat.step, beat.total, beat.paused_s, beat.metrics) == (most, most, most, {"loss": most})
+    assert (beat.windows[0].count, beat.windows[0].median_s) == (most, most)
 
 
 def test_a_worker_of_an_older_version_tells_no_windows_and_an_older_server_passes_over_them() -> None:

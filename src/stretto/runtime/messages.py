@@ -2,7 +2,8 @@
 
 A worker says hello first, then whatever happened; the coordinator answers with what to do. Plain dataclasses: this
 module is loaded in every user's environment. An object with an unknown kind, a missing field or a wrong type is refused
-with `MessageError`; fields that are not known are passed over, so that a newer peer may say more.
+with `MessageError`; fields that are not known are passed over, so that a newer peer may say more. A whole number that
+nobody can have counted to is taken for the largest that can be reckoned with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 PROTOCOL = 1
 NOTICE = "coordinator"
 """The file in a job's folder that says where its coordinator is by now."""
+LARGEST = 2**53
+"""Of whole numbers: beyond it floating-point numbers skip some."""
 
 
 class MessageError(ValueError):
@@ -264,8 +267,8 @@ def _read(name: str, wanted: typing.Any, given: object) -> object:
         return {str(key): _read(name, typing.get_args(wanted)[1], item) for key, item in given.items()}
     if dataclasses.is_dataclass(wanted) and isinstance(given, dict):
         return _build(typing.cast(type, wanted), given)
-    if wanted is float and isinstance(given, int) and not isinstance(given, bool):
-        return float(given)
+    if wanted in (int, float) and isinstance(given, int) and not isinstance(given, bool):
+        return wanted(min(max(given, -LARGEST), LARGEST))
     if isinstance(origin, types.GenericAlias) or origin is not None or not isinstance(given, wanted):
         raise MessageError(f"{name}: expected {getattr(wanted, '__name__', wanted)}, got {type(given).__name__}")
     if wanted is int and isinstance(given, bool):
