@@ -18,7 +18,7 @@ from stretto.core.policies import BUILTIN
 from stretto.core.policy import load
 from stretto.core.reasons import Reason, explain
 from stretto.core.reservations import Wait
-from stretto.core.snapshot import GPU, Snapshot
+from stretto.core.snapshot import GPU, IntArray, Snapshot
 
 CHEAP: dict[str, dict[str, Any]] = {"pollux": {"population": 8, "generations": 4}}
 
@@ -131,6 +131,123 @@ def test_an_elastic_job_that_is_not_preemptible_keeps_its_minimum() -> None:
     assert outcome.workers.tolist()[1] == 0
 
 
+ELASTIC: dict[str, Any] = {"lost_s": 0.0, "fragile": False}
+"""Columns of a job that keeps its progress and is not preemptible."""
+
+
+@pytest.mark.parametrize("policy", ["srtf", "elastic-srtf", "afs-l", "stretto"])
+def test_such_a_job_is_not_stopped_beside_pinned_ones_either(policy: str) -> None:
+    """The policy would stop the pinned job; without it in question it is the other one's turn."""
+    long = fragile(size=1, workers=1, remaining=1e6, ran_s=100.0)
+    elastic = job(min_workers=1, max_workers=2, workers=1, remaining=1e4, **ELASTIC)
+    outcome = decide(view_of(2, [long, elastic, job(size=1, remaining=1.0, **ELASTIC)]), policy)
+    assert outcome.workers.tolist() == [1, 1, 0]
+    assert "job 1" not in told(outcome, 2)
+
+
+def test_who_keeps_its_minimum_is_told_so() -> None:
+    elastic = job(min_workers=1, max_workers=3, workers=3, remaining=1e6, **ELASTIC)
+    jobs = [elastic, job(size=2, remaining=1.0, **ELASTIC), job(size=1, remaining=2.0, **ELASTIC)]
+    outcome = decide(view_of(3, jobs), "elastic-srtf")
+    assert outcome.workers.tolist() == [1, 2, 0]
+    assert told(outcome, 0) == "runs on its minimum of 1 workers: it is not preemptible"
+    assert "would lose their work" not in told(outcome, 2)
+
+
+def test_a_reservation_takes_no_minimum_from_such_a_job() -> None:
+    """There is room for the late job beside the pinned one, but for somebody who is not preemptible."""
+    elastic = job(size=2, workers=2, remaining=10.0, **ELASTIC)
+    jobs = [elastic, fragile(size=2, remaining=100.0), fragile(size=2, workers=2, remaining=1e6, ran_s=100.0)]
+    state = CycleState(blocked={1: Wait(10.0)})
+    assert decide(view_of(4, jobs, now_s=100.0), "srtf", state).workers.tolist() == [2, 0, 2]
+
+
+# Work is lost to urgent jobs only where that serves them.
+
+
+def narrow(ran_s: float, **columns: Any) -> dict[str, Any]:
+    """A job that an urgent one may stop."""
+    return fragile(size=1, workers=1, remaining=1e6, ran_s=ran_s, preemptible=True, **columns)
+
+
+@pytest.mark.parametrize("policy", ["priority", "stretto", "srtf"])
+def test_an_urgent_job_gets_a_node_of_which_all_may_be_stopped(policy: str) -> None:
+    jobs = [fragile(size=1, workers=1, remaining=1e6, ran_s=50.0), *map(narrow, (10.0, 20.0, 30.0, 40.0))]
+    jobs.append(job(size=1, width=4 * GPU, remaining=1.0, priority=9, **ELASTIC))
+    placed = [[1, 0], *[[0, 1]] * 4, [0, 0]]
+    outcome = decide(with_nodes([4, 4], jobs, placed), policy, placement="fewest-moves")
+    assert outcome.workers.tolist() == [1, 0, 0, 0, 0, 1]
+    assert outcome.placed[5].tolist() == [0, 1]
+    assert set(outcome.about[1:5, 0].tolist()) == {5}
+
+
+@pytest.mark.parametrize("policy", ["priority", "stretto", "srtf"])
+def test_nobody_is_stopped_for_an_urgent_job_that_finds_no_place(policy: str) -> None:
+    """Each node keeps one who may not be stopped."""
+    jobs = [fragile(size=1, workers=1, remaining=1e6, ran_s=50.0)] * 2 + [narrow(10.0)] * 6
+    jobs.append(job(size=1, width=4 * GPU, remaining=1.0, priority=9, **ELASTIC))
+    placed = [[1, 0], [0, 1], *[[1, 0], [0, 1]] * 3, [0, 0]]
+    outcome = decide(with_nodes([4, 4], jobs, placed), policy, placement="fewest-moves")
+    assert outcome.workers.tolist() == [*[1] * 8, 0]
+
+
+def test_nobody_is_stopped_for_an_urgent_job_without_what_only_the_site_knows_of() -> None:
+    class Lacking:
+        """There is something that the job in the last row would need, and does not get."""
+
+        def __call__(self, view: Snapshot, placed: IntArray, pool: IntArray) -> IntArray:
+            return np.vstack([placed[:-1], np.zeros_like(placed[-1:])])
+
+        def after(self, view: Snapshot, placed: IntArray) -> Lacking:
+            return self
+
+    view = with_nodes([1], [narrow(10.0), job(size=1, remaining=1.0, priority=9, **ELASTIC)], [[1], [0]])
+    chosen = Settings(placement="fewest-moves")
+    outcome = cycle.decide(view, load("priority"), CycleState(), chosen, Lacking())
+    assert outcome.workers.tolist() == [1, 0]
+
+
+def test_shares_of_one_gpu_are_stopped_where_they_make_a_whole_one() -> None:
+    half = [narrow(10.0, width=500), narrow(20.0, width=500), fragile(size=1, workers=1, width=500, ran_s=50.0)]
+    urgent = job(size=1, remaining=1.0, priority=9, **ELASTIC)
+    view = with_nodes([1, 1], [*half, urgent], [[0, 1], [1, 0], [0, 1], [0, 0]])
+    outcome = decide(view, "priority", placement="fewest-moves")
+    assert outcome.workers.tolist() == [1, 0, 1, 1]
+
+
+def test_room_for_the_fixed_roles_of_an_urgent_job_is_made_as_well() -> None:
+    jobs = [narrow(10.0), narrow(20.0), narrow(30.0)]
+    jobs.append(job(size=1, fixed_milli=GPU, remaining=1.0, priority=9, **ELASTIC))
+    assert decide(view_of(3, jobs), "priority").workers.tolist() == [0, 0, 1, 1]
+
+
+def test_nobody_is_stopped_who_need_not_be() -> None:
+    jobs = [narrow(10.0), fragile(size=2, workers=2, remaining=1e6, ran_s=20.0, preemptible=True)]
+    jobs.append(job(size=2, remaining=1.0, priority=9, **ELASTIC))
+    assert decide(view_of(3, jobs), "priority").workers.tolist() == [1, 0, 2]
+
+
+def in_pools(view: Snapshot, pools: list[int], capacity: list[int]) -> Snapshot:
+    """Of two device types, only counted. A job that waits can run in the pool given for it only."""
+    rates = np.repeat(view.rates, 2, axis=0)
+    for j in np.flatnonzero(view.workers == 0).tolist():
+        rates[1 - pools[j], view.curve[j]] = 0.0
+    return msgspec.structs.replace(
+        view,
+        pools=("a", "b"),
+        capacity=np.array(capacity, np.int64) * GPU,
+        rates=rates,
+        pool=np.where(view.workers > 0, pools, -1),
+    )
+
+
+def test_free_devices_of_another_pool_do_not_keep_an_urgent_job_waiting() -> None:
+    urgent = job(size=1, remaining=1.0, priority=9, **ELASTIC)
+    view = in_pools(view_of(1, [narrow(10.0), urgent]), [0, 0], [1, 8])
+    outcome = decide(view, "sia")
+    assert (outcome.workers.tolist(), outcome.pool.tolist()) == ([0, 1], [-1, 0])
+
+
 # Nobody starves.
 
 
@@ -165,6 +282,67 @@ def test_a_job_is_remembered_as_blocked_until_it_runs() -> None:
     assert decide(later, "edf", state).state.blocked == {0: Wait(100.0)}
     alone = view_of(3, [fragile(size=3, remaining=100.0, deadline_s=1e3)], now_s=200.0)
     assert decide(alone, "edf", state).state.blocked == {}
+
+
+def test_a_promised_start_is_never_put_off_and_nobody_passes_after_it() -> None:
+    """The last one would end before what is expected of the running jobs now, which have outlived what they said."""
+    view = _late_and_small(5.0)
+    state = decide(view, "edf", CycleState(blocked={0: Wait(10.0)})).state
+    assert state.blocked == {0: Wait(10.0, promised_s=120.0)}
+    lying = msgspec.structs.replace(view, now_s=110.0, remaining=np.array([100.0, 500.0, 500.0, 5.0]))
+    outcome = decide(lying, "edf", state)
+    assert outcome.workers.tolist() == [0, 1, 1, 1], "it ends before the promised start"
+    assert outcome.state.blocked == state.blocked
+    late = decide(msgspec.structs.replace(lying, now_s=121.0), "edf", state)
+    assert late.workers.tolist() == [0, 1, 1, 0]
+    assert late.reason[3] == Reason.RESERVED_FOR
+    sooner = msgspec.structs.replace(view, now_s=101.0, remaining=np.array([100.0, 1.0, 2.0, 5.0]))
+    assert decide(sooner, "edf", state).state.blocked[0].promised_s == 103.0
+
+
+def test_who_was_never_seen_to_keep_its_progress_does_not_pass_a_reservation() -> None:
+    last = np.array([False, False, False, True])
+    view = msgspec.structs.replace(_late_and_small(float("nan")), fragile=~last, preemptible=last)
+    state = CycleState(blocked={0: Wait(10.0)})
+    assert decide(view, "edf", state).workers.tolist() == [0, 1, 1, 1], "it keeps its progress"
+    for doubt in ({"unproven": last}, {"preemptible": ~last}):
+        doubtful = msgspec.structs.replace(view, **doubt)
+        assert decide(doubtful, "edf", state).workers.tolist() == [0, 1, 1, 0]
+
+
+def test_a_promise_holds_though_the_policy_prefers_others_by_now() -> None:
+    promised = CycleState(blocked={0: Wait(10.0, promised_s=90.0)})
+    jobs = [fragile(size=2, remaining=100.0), small(remaining=1.0), small(remaining=1.0)]
+    view = view_of(2, jobs, now_s=100.0)
+    assert decide(view, "srtf").workers.tolist() == [0, 1, 1]
+    outcome = decide(view, "srtf", promised)
+    assert outcome.workers.tolist() == [2, 0, 0]
+    assert outcome.reason[0] == Reason.RUNS
+    jobs[0] = fragile(size=2, workers=2, remaining=99.0, ran_s=1.0, start_s=1.0)
+    again = decide(view_of(2, jobs, now_s=101.0), "srtf", outcome.state)
+    assert again.workers.tolist() == [2, 0, 0], "it is not stopped before it has work to lose"
+    jobs[0] = fragile(size=2, workers=2, remaining=97.0, ran_s=3.0, start_s=1.0)
+    assert decide(view_of(2, jobs, now_s=103.0), "srtf", again.state).state.blocked.keys() == {1, 2}
+
+
+def test_a_reservation_is_a_matter_of_its_pool() -> None:
+    """Eight devices of another kind are free: the room of the late job is not, and who runs there passes it."""
+    wide, running = fragile(size=2, remaining=1.0), small(workers=1, remaining=1e4, ran_s=50.0)
+    jobs = [wide, running, small(remaining=1e5), small(remaining=1e5)]
+    view = in_pools(view_of(1, jobs, now_s=100.0), [0, 0, 0, 1], [2, 8])
+    outcome = decide(view, "sia", CycleState(blocked={0: Wait(10.0)}))
+    assert outcome.workers.tolist() == [0, 1, 0, 1]
+    assert outcome.state.blocked[0].promised_s == 1e4 + 100.0
+
+
+def test_what_is_over_is_not_remembered() -> None:
+    state = CycleState(blocked={0: Wait(10.0), 1: Wait(10.0), 7: Wait(10.0)})
+    running = view_of(1, [job(size=1, workers=1), job(size=1)])
+    assert decide(running, "fifo", state).state.blocked.keys() == {1}
+    nobody = view_of(1, [])
+    assert decide(nobody, "fifo", state).state.blocked == {}
+    plain = with_nodes([1], [job(size=1, width=0, demand=(1000, 0, 0))], [[1]], cpu_milli=[4000])
+    assert decide(plain, "fifo", state, placement="fewest-moves").state.blocked == {}
 
 
 # Jobs without GPUs.
@@ -210,7 +388,21 @@ def lossy(draw: st.DrawFn, placed: bool) -> Snapshot:
     preemptible = np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), np.bool_)
     # Where workers are drawn fixed roles have no place of their own.
     none = np.zeros(n, np.int64)
-    return msgspec.structs.replace(view, lost_s=lost, fragile=fragile, preemptible=preemptible, fixed_milli=none)
+    unproven = ~fragile & np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), np.bool_)
+    return msgspec.structs.replace(
+        view, lost_s=lost, fragile=fragile, unproven=unproven, preemptible=preemptible, fixed_milli=none
+    )
+
+
+@st.composite
+def waits(draw: st.DrawFn, view: Snapshot) -> CycleState:
+    """Some of those that wait were blocked, and some of these promised a start."""
+    blocked = {}
+    for number in view.job[view.workers == 0].tolist():
+        if draw(st.booleans()):
+            promised_s = view.now_s + draw(st.sampled_from([-10.0, 10.0, np.inf]))
+            blocked[number] = Wait(view.now_s - draw(st.sampled_from([10.0, 100.0])), promised_s=promised_s)
+    return CycleState(blocked=blocked)
 
 
 @pytest.mark.parametrize("name", BUILTIN)
@@ -219,7 +411,8 @@ def lossy(draw: st.DrawFn, placed: bool) -> Snapshot:
 def test_no_policy_takes_work_from_an_equal(name: str, data: st.DataObject) -> None:
     placed = data.draw(st.booleans())
     view = data.draw(lossy(placed))
-    outcome = decide(view, name, placement="fewest-moves" if placed else "")
+    state = data.draw(waits(view))
+    outcome = decide(view, name, state, placement="fewest-moves" if placed else "")
     changed = (outcome.workers != view.workers) | (outcome.pool != view.pool)
     if placed:
         changed |= (outcome.placed != view.placed).any(axis=1)
@@ -230,7 +423,12 @@ def test_no_policy_takes_work_from_an_equal(name: str, data: st.DataObject) -> N
         urgent = outcome.about[j, 0]
         assert view.priority[view.job == urgent][0] > view.priority[j]
         assert outcome.workers[view.job == urgent][0] > 0
+    assert view.fragile is not None
+    assert view.preemptible is not None
+    guarded = (view.workers > 0) & ~view.fragile & ~view.preemptible
+    assert (outcome.workers >= view.min_workers)[guarded].all()
+    assert set(outcome.state.blocked) <= set(view.job.tolist())
     used = view.used_milli(outcome.workers, np.maximum(outcome.pool, 0))
     assert (used <= view.capacity).all()
-    again = decide(view, name, placement="fewest-moves" if placed else "")
+    again = decide(view, name, state, placement="fewest-moves" if placed else "")
     assert again.workers.tolist() == outcome.workers.tolist()

@@ -162,9 +162,61 @@ def test_policies_may_give_a_job_the_next_size_on_its_way_up() -> None:
     assert decide(shown(8, [wide, fell])).workers.tolist() == [7, 1]
 
 
-def test_a_job_that_tells_of_no_steps_gets_what_it_asked_for() -> None:
-    silent = measuring(None, 1, ran_s=31.0, requested=4)
-    assert decide(shown(8, [silent])).workers.tolist() == [4]
+@pytest.mark.parametrize("policy", ["stretto", "elastic-fifo", "afs-l"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_job_that_tells_of_no_steps_stays_as_it_is(policy: str, workers: int) -> None:
+    for ran_s in (29.0, 31.0, 1e5):
+        silent = measuring(None, workers, ran_s=ran_s, changed_s=-ran_s, requested=8)
+        assert decide(shown(8, [silent]), policy).workers.tolist() == [workers]
+
+
+@pytest.mark.parametrize(("low", "step"), [(1, 2), (1, 3), (2, 4), (4, 8), (2, 2), (3, 0)])
+def test_sizes_that_go_up_by_more_than_the_minimum_are_tried(low: int, step: int) -> None:
+    sizes = [low + step * i for i in range(9)] if step else [low, 4, 8, 16]
+    possible = lambda n: max((size for size in sizes if size <= n), default=0)  # noqa: E731
+    first = exploring.next_size(seen((low, 10)), low, 16, possible)
+    assert first == possible(max(2 * low, sizes[1]))
+    assert exploring.next_size(seen((low, 10), (16, 90)), low, 16, possible) == 0
+
+
+def test_who_tells_of_no_step_at_its_size_keeps_nobody_from_exploring() -> None:
+    def sizes(waited_s: float) -> list[int]:
+        stuck = measuring(seen((1, 10)), 2, width=250, changed_s=-waited_s)
+        other = measuring(seen((1, 10)), 1, width=250)
+        view = shown(4, [stuck, other])
+        view = msgspec.structs.replace(view, placed=np.array([[2], [1]], np.int64))
+        return cycle.decide(view, load("stretto"), CycleState(), Settings(placement="pack")).workers.tolist()
+
+    assert sizes(5.0) == [2, 1]
+    assert sizes(60.0) == [2, 2]
+
+
+def test_a_smaller_size_is_kept_until_it_was_measured() -> None:
+    """Coming from its class at 4 workers it is tried at 2, and does not flap in between."""
+    rates = [0.0, *(10.0 * n**0.9 for n in range(1, 9))]
+    at_four = seen((4, rates[4]), (8, rates[4]))
+    before = decide(shown(8, [measuring(at_four, 4, rate=rates, remaining=1e5)]))
+    assert before.workers.tolist() == [2]
+    trying = measuring(at_four, 2, rate=rates, remaining=1e5, changed_s=-1.0)
+    assert decide(shown(8, [trying])).workers.tolist() == [2]
+    stuck = measuring(at_four, 2, rate=rates, remaining=1e5, changed_s=-60.0)
+    assert decide(shown(8, [stuck])).workers.tolist() == [4]
+    measured = measuring(seen((2, rates[2]), (4, rates[4]), (8, rates[4])), 2, rate=rates, remaining=1e5)
+    assert decide(shown(8, [measured])).workers.tolist() == [4]
+
+
+def test_time_at_a_small_size_that_was_no_trial_costs_nothing() -> None:
+    """A job that had to wait at its minimum for an hour may still look between two sizes."""
+    around = seen((2, 18.8), (4, 29.1), (8, 29.1), (16, 18.8))
+    for steps in (20.0, 1e4):
+        curve = curves.observe(around, 1, 1 / 10, steps)
+        rates = [0.0, *(exploring_rate(n) for n in range(1, 17))]
+        view = shown(16, [measuring(curve, 8, rate=rates, remaining=1e4, most=16)])
+        assert decide(view).workers.tolist() == [6]
+
+
+def exploring_rate(workers: int) -> float:
+    return float(np.interp(workers, [1, 2, 4, 8, 16], [10, 18.8, 29.1, 29.1, 18.8]))
 
 
 def test_where_devices_are_shared_one_explores_at_a_time() -> None:

@@ -74,6 +74,41 @@ def test_what_one_controller_learned_the_next_one_knows() -> None:
     story(play)
 
 
+def test_what_a_policy_remembers_outlives_the_controller() -> None:
+    async def play(shelf: Shelf) -> None:
+        kept = {"policy": ["themis", {}], "state": {"$dict": [[3, 1.5]]}}
+        async with shelf.opened() as first:
+            await first.load()
+            assert first.memory is None
+            first.put_memory(kept)
+            first.put("a", b"1")
+            await first.close()
+            first.put_memory(kept)
+            await first.close()
+        assert shelf.writes == 1
+        async with shelf.opened() as second:
+            assert await second.load() == {"a": b"1"}
+            assert second.memory == kept
+
+    story(play)
+
+
+def test_more_memory_than_there_is_room_for_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(shelf: Shelf) -> None:
+        async with shelf.opened() as one:
+            one.put_memory({"state": 1})
+            await one.close()
+            monkeypatch.setattr(learned, "_MOST_MEMORY_BYTES", 10)
+            one.put_memory({"state": "something longer"})
+            await one.close()
+            assert shelf.data == {}
+            shelf.data = {"memory": "damaged"}
+            assert await one.load() == {}
+            assert one.memory is None
+
+    story(play)
+
+
 def test_the_oldest_give_way_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned, "_MOST_BYTES", 900)
     times = iter(range(100))

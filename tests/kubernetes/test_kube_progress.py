@@ -81,6 +81,27 @@ def test_the_settings_of_the_cycle_are_options_of_the_controller() -> None:
     play(story)
 
 
+def test_what_a_policy_remembers_outlives_the_controller() -> None:
+    turns = {"policy": "round-robin", "policy_options": {"quantum_s": 1000}}
+
+    async def story(stage: Stage) -> None:
+        stage.node(cpu="1")
+        async with stage.controller(**turns) as controller:
+            stage.job("a")
+            stage.job("b")
+            await until(lambda: len(controller.book.jobs) == 2)
+            await until(lambda: controller.loop.state.cores is not None)
+            until_s = controller.loop.state.cores.until_s
+        stage.ahead_s = 500.0
+        async with stage.controller(**turns) as controller:
+            await until(lambda: controller.loop.decisions)
+            assert controller.loop.state.cores.until_s == until_s
+        async with stage.controller(policy="fifo") as controller:
+            assert controller.loop.state.cores is None
+
+    play(story)
+
+
 def test_what_was_seen_and_lost_is_known_again_from_the_status() -> None:
     job = Job(
         number=1, name="x/a", user="me", submitted_s=1.0, spec={"run": "x"}, context=Context(cwd="/"), level="restart",

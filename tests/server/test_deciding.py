@@ -261,6 +261,26 @@ def test_a_speed_is_expected_only_where_something_like_it_was_timed() -> None:
     assert estimates.rate(2, "digits", "cpu", 2) == pytest.approx(2.0)
 
 
+def test_what_the_class_learns_is_believed_of_its_jobs_that_run() -> None:
+    """Also of those that were measured themselves; and no longer when the class is forgotten."""
+    estimates = Estimates()
+    measured = active(1, name="digits", **elastic(1, 8))
+    estimates.observe(1, "cpu", window(1, 1.0))
+
+    def gain() -> float:
+        seen = view.snapshot([measured], cluster(8), estimates, NOW_S, {})
+        return float(seen.rates[0, seen.curve[0], 2] / seen.rates[0, seen.curve[0], 1])
+
+    alone = gain()
+    for workers, step_s in ((1, 1.0), (2, 0.95)):
+        estimates.observe(2, "cpu", window(workers, step_s))
+    sibling = active(2, name="digits", **elastic(1, 8))
+    estimates.ended(msgspec.structs.replace(sibling.job, steps=100), sibling.request)
+    assert gain() == pytest.approx(1 / 0.95, rel=0.03)
+    estimates.forget_class("digits")
+    assert gain() == pytest.approx(alone)
+
+
 def test_what_was_learned_outlives_the_server() -> None:
     estimates = Estimates()
     one = active(1, name="digits", **elastic(1, 4))

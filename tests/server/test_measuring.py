@@ -12,19 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import played_machine
 import pytest
 from machine import Machine, machine_of, play
 
 from stretto.api import answers
+from stretto.backends.protocol import Node
 from stretto.core.estimate import curve as curves
 from stretto.jobs.model import Context, Job, Seat, Worker
 from stretto.runtime import messages as m
-from stretto.server import asked
+from stretto.server import asked, view
 from stretto.server.book import Active
 from stretto.server.drivers.base import Surroundings
 from stretto.server.drivers.elastic import ElasticDriver
 from stretto.server.estimates import Estimates
+from stretto.server.view import Cluster
 from stretto.spec.model import JobFile
+
+NODE = Node(name="node-0", pool="cpu", devices=4, cpu_milli=4000, memory_mib=1000)
 
 # With workers that are played.
 
@@ -73,7 +78,7 @@ class Played:
     """A driver, its surroundings, and a clock that stands still unless it is moved."""
 
     def __init__(self, folder: Path, workers: int) -> None:
-        self.now_s, self.new_sizes = 1000.0, 0
+        self.now_s, self.new_sizes, self.disturbed_s = 1000.0, 0, 0.0
         file = JobFile.model_validate({"run": "true", "name": "digits", "elastic": {"min": 1, "max": 4}})
         job = Job(
             number=1, name="digits", user="me", submitted_s=0.0, changed_s=0.0, spec={}, context=Context(cwd="/"),
@@ -87,6 +92,7 @@ class Played:
             folder=folder, url=lambda: "ws://nowhere", changed=self._changed, progressed=lambda number: None,
             estimates=self.estimates, pools=lambda: ("cpu",), clock=lambda: self.now_s,
             terminate=lambda number, name: None, environment={},
+            disturbed=lambda number, since_s, until_s: since_s <= self.disturbed_s <= until_s,
         )  # fmt: skip
         self.driver = ElasticDriver(self.active, around)
         self.lines: list[Line] = []
@@ -171,6 +177,19 @@ def test_the_newest_window_is_the_speed_and_keeps_when_it_was(tmp_path: Path) ->
     play(story())
 
 
+def test_what_was_timed_while_a_neighbour_came_does_not_count(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with played(tmp_path) as p:
+            line = await p.join("w0")
+            generation = await line.form()
+            p.disturbed_s = p.now_s - 0.5
+            await line.beat(generation, window(1, generation, age_s=3.0), window(2, generation, median_s=0.2))
+            assert p.steps == {1: 8}
+            assert p.rate == pytest.approx(10.0)
+
+    play(story())
+
+
 def test_only_the_leader_of_the_generation_is_believed(tmp_path: Path) -> None:
     async def story() -> None:
         async with played(tmp_path, 2) as p:
@@ -206,6 +225,24 @@ def test_what_cannot_be_is_dropped(tmp_path: Path, wrong: dict[str, Any]) -> Non
             assert (p.steps, p.rate) == ({}, 0.0)
             await line.beat(generation, window(2, generation))
             assert p.steps == {1: 8}
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"total": 10**400}, {"total": -5}, {"applied": 10**400}, {"paused_s": math.inf}, {"paused_s": math.nan}]
+)
+def test_whatever_workers_say_can_be_decided_upon(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    async def story() -> None:
+        async with played(tmp_path) as p:
+            line = await p.join("w0")
+            generation = await line.form()
+            await line.beat(generation, total=100)
+            await line.beat(generation, **wrong)
+            seen = view.snapshot([p.active], Cluster((NODE,)), p.estimates, p.now_s, {})
+            assert seen.remaining[0] > 0 or "applied" in wrong
+            assert math.isfinite(seen.resize_s[0])
+            assert math.isfinite(p.active.progress.event().paused_s)
 
     play(story())
 
@@ -367,5 +404,47 @@ def test_the_speed_of_every_size_is_what_its_steps_took(tmp_path: Path) -> None:
             assert [speed.workers for speed in told.speeds] == [1, 2]
             (tmp_path / "enough").touch()
             await m.ended(job)
+
+    play(story())
+
+
+def test_what_was_measured_of_a_job_outlives_the_server(tmp_path: Path) -> None:
+    async def story() -> None:
+        (tmp_path / "train.py").write_text(SCRIPT)
+        async with machine_of(tmp_path, "1x1", warm=True) as m:
+            job = await m.submit(
+                f"{sys.executable} train.py",
+                elastic={"min": 1, "max": 1},
+                level="elastic",
+                env={"OMP_NUM_THREADS": "1"},
+            )
+            await shown(m, job, 1, 2)
+            (before,) = curves.measured(m.plane.loop.estimates.measured(job.number)["cpu"])
+        async with machine_of(tmp_path, "1x1", warm=True) as m:
+            (again,) = curves.measured(m.plane.loop.estimates.measured(job.number)["cpu"])
+            assert (again.workers, again.steps) == (1, pytest.approx(before.steps, abs=16))
+            (tmp_path / "enough").touch()
+            await m.ended(job)
+        async with machine_of(tmp_path, "1x1") as m:
+            assert m.plane.loop.estimates.all_measured() == {}
+
+    play(story())
+
+
+def test_it_is_stored_now_and_then_and_goes_with_the_job(tmp_path: Path) -> None:
+    """A server that is killed has stored it, too."""
+
+    async def story() -> None:
+        async with played_machine.played(tmp_path, 2) as m:
+            job = await m.begun("one", elastic={"min": 1, "max": 2, "explore": False})
+            m.plane.loop.estimates.observe(job.number, "cpu", curves.Window(1, 8, 0.1, 0.0, 0.0, 0.8))
+            await m.after()
+            assert "measured" not in m.plane.store.load().settings, "not at every decision"
+            await m.after(11.0)
+            await m.comes(lambda: str(job.number) in m.plane.store.load().settings.get("measured", {}))
+            m.backend.finish(job)
+            await m.until(job, lambda job: job.ended)
+            await m.after(11.0)
+            await m.comes(lambda: m.plane.store.load().settings["measured"] == {})
 
     play(story())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from stretto.server import asked, deciding, reconcile, view
 from stretto.server.book import Active
 from stretto.server.estimates import Estimates
 from stretto.server.reconcile import Devices, Shrink, Situation, Stop
+from stretto.server.site import LocalSite, Question
 from stretto.server.view import Cluster, Quota
 from stretto.spec.model import JobFile
 
@@ -144,3 +147,25 @@ def test_a_pinned_job_is_not_moved_to_make_a_device_whole() -> None:
     snapshot = view.snapshot(jobs, Cluster((node,)), Estimates(), NOW_S, {})
     found = deciding.verdicts(snapshot, decided, partial(deciding.on_devices, held), {}).of
     assert len(found[3].seats) == 1, "those that keep their progress make room"
+
+
+def test_nobody_is_stopped_for_a_whole_device_that_does_not_come_together() -> None:
+    """A half of each device may be taken from its job, the other halves not: they would have to move."""
+    node = Node(name="node-0", pool="gpu", devices=2, cpu_milli=8000, memory_mib=8000, gpu_memory_mib=1000)
+    jobs = []
+    for number in range(1, 5):
+        asks = {"run": "x", "resources": {"gpu": 0.5}, "preemptible": number > 2}
+        seat = Seat("node-0", (number % 2,))
+        jobs.append(_active(number, JobFile.model_validate(asks), (seat,), NOW_S - 100, keeps=False))
+    jobs.append(_active(5, JobFile.model_validate({"run": "x", "priority": 90}), (), NOW_S, keeps=False))
+    backend: Any = SimpleNamespace(nodes=lambda: (node,))
+    site = LocalSite(backend, Estimates(), Path("."), {})
+    question = Question(
+        jobs=jobs, most={}, policy=plugins.find("priority", {}), settings=cycle.Settings(placement="fewest-moves"),
+        state=cycle.CycleState(), drained={}, now_s=NOW_S,
+    )  # fmt: skip
+    found = site.ask(question)().of
+    assert {number: found[number].seats for number in found} == {a.number: a.target for a in jobs}
+    jobs[0].request = msgspec.structs.replace(jobs[0].request, preemptible=True)
+    jobs[0].row = None
+    assert len(site.ask(question)().of[5].seats) == 1, "one device comes together"

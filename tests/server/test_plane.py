@@ -512,7 +512,7 @@ def test_a_drained_machine_is_named_and_has_a_forecast(tmp_path: Path) -> None:
             await m.plane.drain("local", True, "me")
             job = await m.submit("true")
             (told,) = await m.plane.forecast()
-            assert (told.start_s, told.end_s) == (None, None)
+            assert (told.start_s, told.end_s, told.text) == (None, None, "as things are it does not start")
             assert "drained node: local" in (await m.plane.why(job.id)).text
             await m.plane.drain("local", False, "me")
             await m.ended(job)
@@ -536,6 +536,36 @@ def test_a_mistake_of_ours_does_not_stop_the_loop(tmp_path: Path, monkeypatch: p
             monkeypatch.setattr(view, "held", wrong_once)
             await m.ended(await m.submit("true"))
             assert failed
+
+    play(story())
+
+
+@pytest.mark.parametrize("where", ["held", "ask", "verdicts"])
+def test_a_mistake_of_ours_is_told_until_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Wherever it is: before anybody is asked, in what is asked, or in what is made of the answer."""
+    from stretto.server import deciding, site, view
+
+    of: Any = {"held": view, "ask": site.LocalSite, "verdicts": deciding}[where]
+    right = getattr(of, where)
+
+    def wrong(*arguments: Any) -> Any:
+        raise OverflowError("too large")
+
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            await m.ended(await m.submit("true"))
+            monkeypatch.setattr(of, where, wrong)
+            job = await m.submit("true")
+            await m.reason(job, "trouble")
+            monkeypatch.setattr(of, where, right)
+            why = await m.plane.why(job.id)
+            assert "OverflowError: too large" in why.text
+            assert "OverflowError: too large" in why.facts["trouble"]
+            assert "OverflowError: too large" in m.plane.ready
+            await m.ended(job)
+            assert m.plane.ready == ""
 
     play(story())
 

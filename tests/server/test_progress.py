@@ -375,6 +375,78 @@ def test_acts_that_would_lose_much_work_must_be_meant(tmp_path: Path) -> None:
     play(story())
 
 
+def test_who_is_there_already_is_not_moved(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with played(tmp_path, 1, 1) as m:
+            job = await m.begun("a")
+            await m.after(100.0)
+            here = job.workers[0].seat.node
+            with pytest.raises(Conflict, match=f"is on node {here} already"):
+                await m.plane.migrate("a", here, "me")
+            await m.begun("b")
+            await m.submit("c")
+            await still_runs(m, job)
+
+    play(story())
+
+
+def test_nobody_is_moved_to_where_others_stay(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with played(tmp_path, 1, 1) as m:
+            jobs = [await m.begun("a"), await m.begun("b")]
+            await m.after(100.0)
+            there = jobs[1].workers[0].seat.node
+            with pytest.raises(Conflict, match=rf"{there} has no room for job 1 .*: b"):
+                await m.plane.migrate("a", there, "me", force=True)
+            await still_runs(m, *jobs)
+
+    play(story())
+
+
+@pytest.mark.parametrize("policy", ["stretto", "srtf", "round-robin"])
+def test_who_cannot_be_moved_keeps_its_place_and_its_protection(tmp_path: Path, policy: str) -> None:
+    """The room has gone since it was asked to move."""
+
+    async def story() -> None:
+        async with played(tmp_path, 1, 1, policy=policy) as m:
+            jobs = [await m.begun("a"), await m.begun("b")]
+            await m.after(100.0)
+            active = m.plane.book.jobs[jobs[0].number]
+            active.own_act = True
+            m.plane.book.record(active.number, e.Moved(node=jobs[1].workers[0].seat.node, by="me"))
+            for i in range(3):
+                await m.submit(f"equal-{i}", expect="1s")
+            for _ in range(5):
+                await m.after(30.0)
+                await still_runs(m, *jobs)
+            (asked, dropped) = await m.events(jobs[0], e.Moved)
+            assert (asked.by, dropped.node, dropped.by) == ("me", "", "stretto")
+            assert "no room" in dropped.why
+            assert not active.own_act
+
+    play(story())
+
+
+def test_a_job_that_moves_takes_nobodys_work(tmp_path: Path) -> None:
+    """Though it would lose none itself."""
+
+    async def story() -> None:
+        async with played(tmp_path, 1, 1) as m:
+            elastic = await m.begun("elastic", **ELASTIC)
+            m.joins(elastic)
+            here = elastic.workers[0].seat.node
+            plain = await m.begun("plain")
+            there = plain.workers[0].seat.node
+            assert {here, there} == {"node-0", "node-1"}
+            await m.after(100.0)
+            m.plane.book.record(elastic.number, e.Moved(node=there, by="me"))
+            await m.after(10.0)
+            await still_runs(m, plain)
+            assert (await m.plane.job(elastic.id)).node == ""
+
+    play(story())
+
+
 def test_administrators_may_let_policies_stop_what_they_like(tmp_path: Path) -> None:
     clock = Clock()
 

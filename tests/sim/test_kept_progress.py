@@ -3,10 +3,9 @@
 Jobs that begin again from nothing, go on from their last checkpoint or lose nothing, on eight GPUs, of one or three
 priorities. `Watched` looks at every decision: what the policy wanted, what the cycle made of it, what it cost whom.
 
-The bound on waiting is that of `core.reservations`. Who is blocked by pinned jobs for `reserve_after_s`, and is still
-wanted by the policy, waits no longer than the fragile jobs that ran when its reservation began, plus the same for the
-reservations before it and the jobs that had them; then the next decision starts it. A more urgent job that starts
-meanwhile is not bound by that.
+The bound on waiting is that of `core.reservations`. After its promised start no fragile job passes a job with a
+reservation, but for more urgent ones and those whose reservations come first; and when the fragile jobs have ended that
+run then, the next decision starts it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from policy_checks import watched
 from strategies import trace_of
 from stretto.core import reservations
 from stretto.core.decision import Decision
-from stretto.core.snapshot import IntArray, Snapshot
+from stretto.core.snapshot import BoolArray, IntArray, Snapshot
 from stretto.sim import cluster, engine, levels
 from stretto.sim.general import Engine
 from stretto.sim.trace import ELASTIC, RESTART, RIGID, Trace
@@ -74,14 +73,6 @@ def history(seed: int, priorities: int, jobs: int = 40) -> Trace:
     )
 
 
-class Spell(msgspec.Struct):
-    """A job that pinned ones keep waiting, for so long that it may have a reservation."""
-
-    until_s: float
-    """When it must have started, by the reservations so far."""
-    holds: bool = False
-
-
 class Watched(Engine):
     """A run that notes what its decisions did to those who would lose work."""
 
@@ -95,7 +86,8 @@ class Watched(Engine):
         reservation and started in time."""
         self.robbed: list[str] = []
         self.starved: list[str] = []
-        self.spells: dict[int, Spell] = {}
+        self.until_s: dict[int, float] = {}
+        """When jobs with reservations must have started, by number."""
 
     def ask_and_act(self) -> None:
         if not len(self.jobs):
@@ -109,7 +101,7 @@ class Watched(Engine):
         if self.log and view.lost_s is not None:
             wish = self.log[0][1].workers
             self.kept += int((view.pinned & (wish != view.workers) & (after == view.workers)).sum())
-            self._judge_waits(view, after, wish, blocked)
+            self._judge_waits(view, after, blocked)
         return None
 
     def _after(self, view: Snapshot) -> IntArray:
@@ -126,57 +118,39 @@ class Watched(Engine):
             if not came.any() or not view.preemptible[j]:
                 self.robbed.append(f"job {view.job[j]} lost {lost_s[j]:.1f} s at {self.now_s:.1f} s")
 
-    def _judge_waits(self, view: Snapshot, after: IntArray, wish: IntArray, blocked: reservations.Blocked) -> None:
+    def _judge_waits(self, view: Snapshot, after: IntArray, blocked: reservations.Blocked) -> None:
+        """`blocked`: before this decision."""
         assert view.fragile is not None
-        waits = (view.workers == 0) & (wish > 0) & (after == 0)
-        started = view.job[(view.workers == 0) & (after > 0)]
-        urgent = int(view.priority[(view.workers == 0) & (after > 0) & view.fragile].max(initial=-1))
-        for number, spell in list(self.spells.items()):
-            j = int(np.searchsorted(view.job, number))
-            if number in started:
-                self.reserved += spell.holds
-            elif waits[j] and urgent <= view.priority[j]:
-                if self.now_s >= spell.until_s + HAIR_S and spell.holds:
-                    self.starved.append(f"job {number} waits at {self.now_s:.1f} s, not only to {spell.until_s:.1f} s")
-                continue
-            # It runs, its policy thinks again, or somebody more urgent came first.
-            del self.spells[number]
-        for number in [n for n in started.tolist() if n in blocked and self._is_late(blocked[n])]:
-            self._run_before(view, number, blocked)
-        self._begin(view, after, wish, blocked)
+        came = (view.workers == 0) & (after > 0)
+        self.reserved += sum(number in self.until_s for number in view.job[came].tolist())
+        promised = {number: wait for number, wait in self.state.blocked.items() if wait.is_promised}
+        still = (view.workers == 0) & (after == 0)
+        waiting = [j for j in np.flatnonzero(still).tolist() if int(view.job[j]) in promised]
+        self.until_s = {n: self.until_s.get(n, 0.0) for n in view.job[waiting].tolist()}
+        for j in waiting:
+            number, wait = int(view.job[j]), promised[int(view.job[j])]
+            before = (view.priority > view.priority[j]) | self._precede(view, j, {**blocked, **self.state.blocked})
+            counts = view.fragile & (after > 0)
+            if self.now_s > wait.promised_s + HAIR_S:
+                counts &= came
+                passed = view.job[counts & ~before].tolist()
+                self.starved += [f"job {n} passes {number} at {self.now_s:.1f} s" for n in passed]
+            until_s = max(self.until_s[number], wait.promised_s, self._ends_s(view.job[counts]))
+            self.until_s[number] = until_s
+            comes_first = before & ((after > 0) | np.isin(view.job, list(promised)))
+            if self.now_s > until_s + HAIR_S and not comes_first.any():
+                self.starved.append(f"job {number} waits at {self.now_s:.1f} s, not only to {until_s:.1f} s")
 
-    def _is_late(self, wait: reservations.Wait) -> bool:
-        return self.now_s - wait.since_s >= RESERVE_S
+    def _precede(self, view: Snapshot, j: int, blocked: reservations.Blocked) -> BoolArray:
+        """Whose reservations come before that of job j, among equals."""
+        rank = blocked[int(view.job[j])].since_s, int(view.job[j])
+        earlier = [number for number, wait in blocked.items() if (wait.since_s, number) < rank]
+        found: BoolArray = np.isin(view.job, earlier) & (view.priority == view.priority[j])
+        return found
 
-    def _run_before(self, view: Snapshot, number: int, blocked: reservations.Blocked) -> None:
-        """Its reservation came before those of jobs that were blocked later: they wait for its end, too."""
-        length_s = float(self.jobs.finish_s[self.jobs.row == number][0]) - self.now_s
-        for other, spell in self.spells.items():
-            if blocked[number].since_s <= blocked[other].since_s:
-                spell.until_s = max(spell.until_s, self.now_s) + length_s
-
-    def _begin(self, view: Snapshot, after: IntArray, wish: IntArray, blocked: reservations.Blocked) -> None:
-        """Let those who have waited long enough count from now on, and a new reservation count for all of them."""
-        for number in view.job[(view.workers == 0) & (wish > 0) & (after == 0)].tolist():
-            if number in blocked and self._is_late(blocked[number]):
-                self.spells.setdefault(number, Spell(self.now_s))
-        found = reservations.made(view, wish, blocked, RESERVE_S)
-        holder = self.spells.get(int(view.job[found.job])) if found is not None else None
-        if holder is None or holder.holds:
-            return
-        holder.holds = True
-        assert found is not None
-        longest_s = self._longest_s(view, after, int(view.priority[found.job]))
-        for spell in self.spells.values():
-            # A reservation begins with the first decision after the one before it was used.
-            spell.until_s = max(spell.until_s, self.now_s) + longest_s
-
-    def _longest_s(self, view: Snapshot, after: IntArray, priority: int) -> float:
-        """What is left of the fragile jobs that ran at this decision, and of those that are more urgent."""
-        assert view.fragile is not None
-        fragile = view.job[view.fragile & ((view.workers > 0) | ((after > 0) & (view.priority > priority)))]
-        ends_s = self.jobs.finish_s[np.isin(self.jobs.row, fragile) & (self.jobs.workers > 0)]
-        return float(ends_s.max(initial=self.now_s)) - self.now_s
+    def _ends_s(self, numbers: IntArray) -> float:
+        """When the last of these jobs really ends."""
+        return float(self.jobs.finish_s[np.isin(self.jobs.row, numbers)].max(initial=self.now_s))
 
 
 def played(name: str, seed: int, priorities: int, **world: Any) -> Watched:
@@ -187,7 +161,8 @@ def played(name: str, seed: int, priorities: int, **world: Any) -> Watched:
 
 @lru_cache
 def all_played(name: str) -> tuple[Watched, ...]:
-    return tuple(played(name, seed, priorities) for seed in SEEDS for priorities in (1, 3))
+    """Every other history with lengths that are wrong by a factor of about three."""
+    return tuple(played(name, seed, priorities, estimate_sd=float(seed % 2)) for seed in SEEDS for priorities in (1, 3))
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -215,8 +190,13 @@ def test_the_same_histories_lose_work_where_that_is_allowed(name: str) -> None:
 
 
 @settings(max_examples=15)
-@given(name=st.sampled_from(list(POLICIES)), seed=st.integers(10, 100_000), priorities=st.sampled_from([1, 3]))
-def test_in_any_history(name: str, seed: int, priorities: int) -> None:
-    run = played(name, seed, priorities)
+@given(
+    name=st.sampled_from(list(POLICIES)),
+    seed=st.integers(10, 100_000),
+    priorities=st.sampled_from([1, 3]),
+    estimate_sd=st.sampled_from([0.0, 1.0]),
+)
+def test_in_any_history(name: str, seed: int, priorities: int, estimate_sd: float) -> None:
+    run = played(name, seed, priorities, estimate_sd=estimate_sd)
     assert not run.robbed
     assert not run.starved

@@ -22,7 +22,7 @@ from stretto.core import codec
 from stretto.core.codec import CodecError
 from stretto.core.cycle import LIVE, CycleState, Settings
 from stretto.core.snapshot import IntArray, Snapshot
-from stretto.errors import TraceError
+from stretto.errors import TraceError, UsageError
 from stretto.sim import live_record
 from stretto.sim.live_record import Recorder
 
@@ -56,6 +56,42 @@ def test_a_record_goes_on_after_a_restart_of_the_server(tmp_path: Path) -> None:
     record(path, some())
     assert len(path.read_text().splitlines()) == 7
     assert replay_command(path) == 0
+
+
+def test_a_compressed_record_is_read_but_not_written(tmp_path: Path) -> None:
+    path, packed = tmp_path / "record.jsonl", tmp_path / "record.jsonl.gz"
+    record(path, some())
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert replay_command(packed) == 0
+    with pytest.raises(UsageError, match="not compressed"):
+        Recorder(packed)
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(TraceError, match="cannot be read to its end"):
+        replay_command(packed)
+
+
+@pytest.mark.parametrize("half", ['{"policy": "str', "x" * 200_000])
+def test_half_a_line_of_a_server_that_was_killed_is_left_out(tmp_path: Path, half: str) -> None:
+    path = tmp_path / "record.jsonl"
+    record(path, some())
+    with path.open("a") as file:
+        file.write(half)
+    record(path, some())
+    assert len(path.read_text().splitlines()) == 7
+    assert replay_command(path) == 0
+    path.write_text(half)
+    record(path, some())
+    assert replay_command(path) == 0
+
+
+def test_a_decision_that_cannot_be_recorded_is_made_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Recorder(tmp_path / "record.jsonl")
+    recorder.close()
+    outcome = recorder.decide(some()[0], plugins.find("stretto", {}), CycleState(), Settings())
+    assert outcome.workers.sum() == 4
+    assert "could not be recorded" in caplog.text
 
 
 def test_what_a_site_knows_besides_is_part_of_it(tmp_path: Path) -> None:
@@ -178,3 +214,12 @@ def test_what_is_not_ours_is_refused(foreign: Any) -> None:
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.floats(), st.lists))
 def test_plain_values(value: Any) -> None:
     assert repr(codec.rich(json.loads(json.dumps(codec.plain(value))))) == repr(value)
+
+
+@pytest.mark.parametrize("where", ["/dev/full", "taken/record.jsonl", "folder"])
+def test_where_nothing_can_be_recorded_that_is_said_at_once(tmp_path: Path, where: str) -> None:
+    (tmp_path / "taken").write_text("a file")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match=str(tmp_path / where)) as refused:
+        Recorder(tmp_path / where)
+    assert "--record" in refused.value.hint

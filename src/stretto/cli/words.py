@@ -199,7 +199,7 @@ _EVENTS = {
     "submitted": _submitted,
     "wished": lambda told: f"{told['by']} wants it to {told['wish']}",
     "scaled": lambda told: f"{told['by']} wants {limits(told['min_workers'], told['max_workers'])} workers",
-    "moved": lambda told: f"{told['by']} wants it on {told['node'] or 'any node'}",
+    "moved": lambda told: f"{told['by']} wants it on {told['node'] or 'any node'}{_because(told.get('why', ''))}",
     "launched": lambda told: f"{told['worker']} starts on {_seat(told['seat'])}",
     "running": lambda told: f"{told['worker']} runs (pid {told['pid']})",
     "leaving": lambda told: f"{told['worker']} leaves{_because(told['why'])}",

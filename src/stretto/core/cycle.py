@@ -29,6 +29,7 @@ from stretto.core import (
     hysteresis,
     pinned,
     placement,
+    preempting,
     reasons,
     reservations,
     services,
@@ -175,13 +176,11 @@ class _Turn:
 
     def outcome(self, state: CycleState) -> Outcome:
         if not len(self._view):
-            return _nothing(self._view, state)
+            return _nothing(self._view, msgspec.structs.replace(state, blocked={}))
         out = np.zeros(len(self._view), np.bool_)
         shown = self._view
         for _ in range(_TRIES):
-            answer = self._ask(shown, out)
-            placed = self._placed(shown, answer)
-            got = placed.sum(axis=1) if self._settings.placement else answer.decision.workers
+            answer, placed, got = self._served(shown, out)
             short = (got < answer.decision.workers) & ((got >= shown.min_workers) | self._fitted)
             if (shown.reach is None and not self._fitted.any()) or not short.any():
                 break
@@ -190,15 +189,29 @@ class _Turn:
             shown = msgspec.structs.replace(shown, max_workers=high, requested=np.minimum(shown.requested, high))
         return self._explained(answer, placed, got, out, state)
 
+    def _served(self, shown: Snapshot, out: BoolArray) -> tuple[Answer, IntArray, IntArray]:
+        """The answer, [job, node] workers, and workers. Nobody is stopped for an urgent job that finds no place by it:
+        whoever would be is spared, and if others would be instead, everybody is."""
+        spared = np.zeros(len(shown), np.bool_)
+        while True:
+            answer = self._ask(preempting.sparing(shown, spared) if spared.any() else shown, out)
+            decision, placed = answer.decision, self._placed(shown, answer)
+            got = placed.sum(axis=1) if self._settings.placement else decision.workers
+            vain = preempting.in_vain(shown, decision.reason, answer.about, decision.workers, got)
+            if not vain.any():
+                return answer, placed, got
+            spared = spared | vain | shown.pinned if spared.any() else vain
+
     def _ask(self, shown: Snapshot, out: BoolArray) -> Answer:
         """About all but those for whom there is no room of something that policies do not see."""
-        reserve_s = self._settings.reserve_after_s
-        some = services.only(shown, ~out)
-        answer = pinned.ask(self._policy, some, self._memory, self._blocked, reserve_s, self._when)
+        waiting = pinned.Waiting(self._blocked, self._settings.reserve_after_s)
+        some, places = services.only(shown, ~out), services.only(self._places, ~out)
+        answer = pinned.ask(self._policy, some, places, self._memory, waiting, self._when)
         wants = self._settings.hysteresis
         if self._policy.traits.hysteresis if wants is None else wants:
             answer = answer._replace(decision=hysteresis.settle(some, answer.decision))
-        if some.explores is not None:
+        # In rounds a size that turns out bad would be kept until the next one.
+        if some.explores is not None and not self._policy.traits.rounds:
             whole = msgspec.structs.replace(
                 some, workers=self._whole.workers[~out], max_workers=self._limits(shown)[~out]
             )
@@ -241,11 +254,12 @@ class _Turn:
             reason[j], detail[j] = code, numbers
         reason[(self._fitted | out) & (got == 0)] = Reason.SCARCE
         waits = answer.wanted & (got == 0)
-        blocked = state.blocked
-        if view.lost_s is not None:
-            in_pieces = waits & (decision.workers > 0)
-            stays = bool(((view.workers > 0) & view.pinned).any())
-            blocked = reservations.remembered(view, got, self._blocked, waits & stays, in_pieces)
+        if view.lost_s is None:
+            blocked = reservations.still_waiting(view, self._blocked)
+        else:
+            kept = waits & (view.pinned | reservations.guarded(view)).any()
+            in_pieces = (view.workers == 0) & (decision.workers > 0) & (got == 0)
+            blocked = reservations.remembered(view, got, answer.blocked, kept, in_pieces, ~answer.wanted)
         rejected = np.zeros(len(view), np.bool_) if decision.rejected is None else decision.rejected
         return Outcome(
             workers=got, pool=np.where(got > 0, decision.pool, -1), placed=placed, reason=reason, detail=detail,
@@ -278,7 +292,8 @@ def _spread(answer: Answer, out: BoolArray) -> Answer:
         detail=wide(decision.detail, 0.0), memory=decision.memory, wake_s=decision.wake_s,
         rejected=None if decision.rejected is None else wide(decision.rejected, False),
     )  # fmt: skip
-    return Answer(whole, wide(answer.kept, False), wide(answer.about, -1), wide(answer.wanted, False))
+    kept, about, wanted = wide(answer.kept, False), wide(answer.about, -1), wide(answer.wanted, False)
+    return Answer(whole, kept, about, wanted, answer.blocked)
 
 
 def _nothing(view: Snapshot, state: CycleState) -> Outcome:

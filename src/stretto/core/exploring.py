@@ -39,7 +39,7 @@ _CLEAR = 0.03
 _PROMISE = 1.05
 _LEAST_SD = 0.02
 """A few steps that happen to be equal are not exact."""
-_ENOUGH_STEPS = 16
+_ENOUGH_STEPS = curves.TRIAL_STEPS
 """Of a size whose gain is unclear; more of them where steps vary."""
 _VARIED, _ENOUGH_VARIED = 0.3, 32
 _MOST_SIZES = 8
@@ -49,7 +49,7 @@ _BUDGET = 0.05
 _PAYS = 1.5
 """A size on the way up that promises to save this many times what the try may cost is tried at once."""
 _SILENT_S = 30.0
-"""A job that has told of no step by then is left at the size that it asked for."""
+"""A job that has told of no step by then, or not at the size that it has, keeps nobody else from exploring."""
 
 _REMEMBERED = 10_000
 """Curves that are asked about again and again, unchanged."""
@@ -84,8 +84,7 @@ def next_size(curve: Curve, low: int, high: int, possible: Possible) -> int:
 
 
 def _up(seen: Sequence[Measured], chosen: Measured, top: Measured, high: int, possible: Possible) -> int:
-    following = possible(min(2 * top.workers, high))
-    following = following if following > top.workers else 0
+    following = _doubled(top.workers, high, possible)
     if chosen is top:
         below = seen[-2] if len(seen) > 1 else None
         if below is not None and _gain(below, top) == 0 and not _is_enough(top):
@@ -95,6 +94,12 @@ def _up(seen: Sequence[Measured], chosen: Measured, top: Measured, high: int, po
     if len(above) > 1 or _gain(chosen, above[0]) < 0:
         return 0
     return following if _is_enough(above[0]) else above[0].workers
+
+
+def _doubled(workers: int, high: int, possible: Possible) -> int:
+    """Twice as many, or the next possible size above; 0: there is none."""
+    sizes = (possible(size) for size in range(min(2 * workers, high), high + 1))
+    return next((size for size in sizes if size > workers), 0)
 
 
 def _between(curve: Curve, seen: Sequence[Measured], chosen: Measured, possible: Possible) -> int:
@@ -146,7 +151,7 @@ def ceilings(view: Snapshot) -> IntArray:
     for j in _candidates(view, enough, view.workers):
         seen = _seen(view, j)
         size = _trial(view, j).size
-        if size and busy.take(j) and seen and best(seen) is seen[-1]:
+        if size and (_is_silent(view, j) or busy.take(j)) and seen and best(seen) is seen[-1]:
             most[j] = max(int(enough[j]), size)
     return most
 
@@ -158,18 +163,18 @@ def _crowded(view: Snapshot) -> bool:
 
 
 def known(view: Snapshot) -> IntArray:
-    """The most workers that each job is known to use well."""
+    """The most workers that each job is known to use well. One that has told of no step begins where its class was
+    fastest, and is not grown."""
     most = view.max_workers.copy()
     if view.explores is None or view.measured is None:
         return most
-    for j in np.flatnonzero(view.explores).tolist():
+    guess = view.min_workers if view.guess is None else view.guess
+    most = np.where(view.explores, np.maximum(guess, view.workers), most)
+    timed = np.isin(view.job, list(view.measured)) & view.explores
+    for j in np.flatnonzero(timed).tolist():
         seen = _seen(view, j)
         if seen:
             most[j] = best(seen).workers
-        elif view.ran_s[j] > _SILENT_S:
-            most[j] = view.requested[j]
-        else:
-            most[j] = view.min_workers[j] if view.guess is None else view.guess[j]
     return np.clip(most, view.min_workers, view.max_workers)
 
 
@@ -185,10 +190,12 @@ def explored(view: Snapshot, most: IntArray, decision: Decision) -> Decision:
         trial = _trial(view, j)
         wake_s = min(wake_s, trial.wake_s)
         more = (trial.size - int(workers[j])) * int(view.width[j])
-        if not trial.size or more > free[decision.pool[j]] or not busy.take(j):
+        if not trial.size or more > free[decision.pool[j]] or not (_is_silent(view, j) or busy.take(j)):
             continue
-        # A size that is only being measured takes nothing away from a job that was given more.
-        if more > 0 or trial.size != view.workers[j]:
+        # A size that is only being measured takes nothing away from a job that was given more, unless it is there to be
+        # tried at fewer workers than are known to be of use.
+        below = trial.size < enough[j] and bool(_seen(view, j)) and not _is_silent(view, j)
+        if more > 0 or trial.size != view.workers[j] or below:
             free[decision.pool[j]] -= more
             workers[j] = trial.size
         reason[j], detail[j] = Reason.EXPLORES, (trial.size, enough[j])
@@ -207,8 +214,6 @@ def _candidates(view: Snapshot, enough: IntArray, workers: IntArray) -> Iterator
 def _trial(view: Snapshot, j: int) -> Trial:
     low, high, now = int(view.min_workers[j]), int(view.max_workers[j]), int(view.workers[j])
     seen = _seen(view, j)
-    if not seen and view.ran_s[j] > _SILENT_S:
-        return Trial()
     if not seen or now not in [one.workers for one in seen]:
         # Where it is it has not been measured yet.
         return Trial(now)
@@ -218,11 +223,16 @@ def _trial(view: Snapshot, j: int) -> Trial:
     return _affordable(view, j, seen, size)
 
 
+def _is_silent(view: Snapshot, j: int) -> bool:
+    """Whether it has told of no step at the size that it has for so long that nobody knows when it will."""
+    there = any(one.workers == view.workers[j] for one in _seen(view, j))
+    return not there and view.now_s - float(view.changed_s[j]) > _SILENT_S
+
+
 def _affordable(view: Snapshot, j: int, seen: Sequence[Measured], size: int) -> Trial:
     """Only as much as 5 % of what is left, or of what it ran, unless it promises to save more than it may cost."""
     chosen = best(seen)
-    slower_s = sum(one.steps * max(0.0, one.step_s - chosen.step_s) for one in seen)
-    spent_s = slower_s + 2 * (len(seen) - 1) * float(view.resize_s[j])
+    spent_s = curves.slower_s(seen, chosen.step_s) + 2 * (len(seen) - 1) * float(view.resize_s[j])
     try_s = 2 * float(view.resize_s[j]) + _TRY_STEPS * chosen.step_s
     needs_s = (spent_s + try_s) / _BUDGET
     now, then = _rate(view, j, chosen.workers), _rate(view, j, size)

@@ -5,9 +5,9 @@ A job is *pinned* while a stop would lose more work than two starts cost (`Snaps
 1. It is asked about everybody. If it leaves the pinned jobs as they are, its answer holds.
 2. Otherwise it is asked once more, about the others and the room that the pinned jobs leave; what it remembers of the
    first answer is kept. So nobody is stopped, moved or resized for an equal.
-3. Somebody of strictly higher priority who is left out by that may stop pinned jobs that are preemptible: the least
-   urgent first, then those that lose least, and only if the room really goes to more urgent jobs.
-4. A job that keeps its progress and yet is not preemptible is never stopped: it keeps its minimum.
+3. Somebody of strictly higher priority who is left out by that may stop pinned jobs that are preemptible: see
+   `preempting`.
+4. A job that keeps its progress and yet is not preemptible is never stopped, in neither answer: it keeps its minimum.
 
 Whoever the policy wanted to start and who is kept from it by pinned jobs is told so, and is remembered: see
 `reservations`, which see to it that nobody starves.
@@ -20,16 +20,24 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from stretto.core import asking, reservations, services
+from stretto.core import asking, preempting, reservations, services
 from stretto.core.decision import Decision, Memory
 from stretto.core.placement.room import shape_of
 from stretto.core.policy import Policy
+from stretto.core.preempting import Situation
 from stretto.core.reasons import Reason
-from stretto.core.reservations import Blocked, Reservation
+from stretto.core.reservations import Blocked, Held, Reservation, guarded
 from stretto.core.snapshot import GPU, BoolArray, IntArray, Nodes, Snapshot
 
 _NAMED = 3
 """Jobs that a sentence names at most."""
+
+
+class Waiting(NamedTuple):
+    """Who was kept waiting so far, and after how long a reservation is made."""
+
+    blocked: Blocked
+    reserve_after_s: float
 
 
 class Answer(NamedTuple):
@@ -42,29 +50,32 @@ class Answer(NamedTuple):
     """[job, 3] the numbers of the jobs that the reason names; -1: none."""
     wanted: BoolArray
     """Whom the policy would have started if nobody were pinned."""
+    blocked: Blocked
+    """Who was kept waiting so far, with what is promised now."""
 
 
-def ask(policy: Policy, view: Snapshot, memory: Memory, blocked: Blocked, reserve_after_s: float, when: str) -> Answer:
-    """What the policy says, without what it must not do."""
+def ask(policy: Policy, view: Snapshot, places: Snapshot, memory: Memory, waiting: Waiting, when: str) -> Answer:
+    """What the policy says, without what it must not do. `places`: the same jobs as placements see them."""
     first = asking.ask(policy, view, memory, when)
     nobody, about = np.zeros(len(view), np.bool_), np.full((len(view), _NAMED), -1, np.int64)
     wanted = (view.workers == 0) & (first.workers > 0)
+    blocked = waiting.blocked
     if view.lost_s is None:
-        return Answer(first, nobody, about, wanted)
-    pinned = view.pinned
-    reserved = reservations.made(view, first.workers, blocked, reserve_after_s)
-    held = reservations.held_back(view, reserved)
-    stopped = _stops(view, first)
-    protected = stopped & ~_fragile(view) & ~_preemptible(view)
-    if not ((pinned & _changes(view, first)) | protected | (held & wanted)).any():
-        return Answer(first, pinned, about, wanted)
-    keep = _within_capacity(view, np.where(pinned, view.workers, np.where(protected, view.min_workers, 0)))
-    question = _Question(policy, view, memory, first, keep, held, when)
-    if reserved is None:
-        return question.answer(None, None)
-    late = {number: wait for number, wait in blocked.items() if number != view.job[reserved.job]}
-    following = reservations.made(view, first.workers, late, reserve_after_s)
-    return question.answer(reserved, following)
+        return Answer(first, nobody, about, wanted, blocked)
+    pinned = view.pinned | _settling(view, blocked)
+    reserved = reservations.made(view, first, *waiting)
+    following = None
+    if reserved is not None:
+        blocked = reservations.with_promise(view, blocked, reserved)
+        late = {number: wait for number, wait in blocked.items() if number != view.job[reserved.job]}
+        following = reservations.made(view, first, late, waiting.reserve_after_s)
+    held = reservations.held_back(view, first, reserved)
+    robbed = (pinned & _changes(view, first)) | (guarded(view) & _stops(view, first))
+    passed_over = reserved is not None and not first.workers[reserved.job]
+    if not (robbed | (held.now & wanted)).any() and not passed_over:
+        return Answer(first, pinned, about, wanted, blocked)
+    question = _Question(policy, view, places, memory, first, pinned, held, when)
+    return question.answer(reserved, following)._replace(blocked=blocked)
 
 
 class _Question:
@@ -74,14 +85,18 @@ class _Question:
         self,
         policy: Policy,
         view: Snapshot,
+        places: Snapshot,
         memory: Memory,
         first: Decision,
-        keep: IntArray,
-        held: BoolArray,
+        pinned: BoolArray,
+        held: Held,
         when: str,
     ) -> None:
         self._policy, self._view, self._memory, self._first, self._when = policy, view, memory, first, when
-        self._keep, self._held = keep, held
+        self._places, self._pinned, self._held = places, pinned, held
+        self._pool = np.where(view.workers > 0, view.pool, first.pool)
+        self._keep = _within_capacity(view, np.where(pinned, view.workers, 0), self._pool)
+        """Workers of those who are not asked about, in their pools."""
         self._reserves = False
         self._about = np.full((len(view), _NAMED), -1, np.int64)
 
@@ -97,28 +112,46 @@ class _Question:
             else:
                 decision, reserved = self._before_the_others(decision, reserved, following)
         for urgent in self._left_out(decision):
-            more = victims | self._victims(urgent, decision, victims)
+            now = Situation(view, self._places, self._first, decision, np.where(victims, 0, self._keep))
+            more = victims | preempting.victims(now, urgent, self._stoppable() & ~victims)
             if (more == victims).all():
                 continue
             tried = self._ask(more)
-            if self._is_served(urgent, tried, decision, more & ~victims):
+            if preempting.is_served(view, urgent, tried, decision, more & ~victims):
                 self._about[more & ~victims, 0] = view.job[urgent]
                 victims, decision = more, tried
         wanted = (view.workers == 0) & (self._first.workers > 0)
         decision = self._explained(decision, victims, wanted, reserved)
-        return Answer(decision, (self._keep > 0) & ~victims & view.pinned, self._about, wanted)
+        return Answer(decision, (self._keep > 0) & ~victims & self._pinned, self._about, wanted, {})
 
     def _ask(self, victims: BoolArray) -> Decision:
-        """With these jobs stopped, and those kept and held back out of the question."""
+        """With these jobs stopped. Once more if others would be stopped who may not be, to whom their minimum is left
+        then, or if somebody comes from another pool into the room of a reservation."""
+        view, keep = self._view, np.where(victims, 0, self._keep)
+        while True:
+            decision = self._ask_beside(keep, victims)
+            stopped = self._with_room(guarded(view) & _stops(view, decision), keep)
+            comes = (self._held.strays & (decision.workers > 0) & (decision.pool == self._held.pool)).any()
+            if not stopped.any() and not comes:
+                return decision
+            keep = np.where(stopped, view.min_workers, keep)
+            if comes:
+                self._held = self._held.with_strays()
+
+    def _ask_beside(self, keep: IntArray, victims: BoolArray) -> Decision:
+        """With those kept and held back out of the question."""
         view, first = self._view, self._first
-        stay = (self._keep > 0) & ~victims
-        out = stay | self._held | victims
-        workers = np.where(stay, self._keep, 0)
-        pool = np.where(stay, np.where(view.workers > 0, view.pool, first.pool), 0)
+        stay = keep > 0
+        out = stay | self._held.now | victims
+        workers, pool = keep.copy(), np.where(stay, self._pool, 0)
         room = msgspec.structs.replace(view, nodes=_nodes_beside(view, stay), max_workers=self._most())
         rest = services.only(room, ~out, view.capacity - view.used_milli(workers, pool))
         part = asking.ask(self._policy, rest, self._memory, self._when)
         reason, detail = first.reason.copy(), first.detail.copy()
+        least = stay & ~self._pinned & (view.workers > 0)
+        reason[least], detail[least, 0] = Reason.KEEPS_MINIMUM, keep[least]
+        starts = stay & (view.workers == 0) & (first.workers == 0)
+        reason[starts], detail[starts] = Reason.RUNS, ((keep * view.width + view.fixed_milli)[starts] / GPU)[:, None]
         workers[~out], pool[~out] = part.workers, part.pool
         reason[~out], detail[~out] = part.reason, part.detail
         rejected = None
@@ -134,10 +167,18 @@ class _Question:
             wake_s=min(first.wake_s, part.wake_s), rejected=rejected, nodes=nodes,
         )  # fmt: skip
 
-    def _most(self) -> IntArray:
-        """Who starts beside a reservation, and will be pinned then, starts at the size that was reckoned with."""
+    def _with_room(self, stopped: BoolArray, keep: IntArray) -> BoolArray:
+        """Those of them for whose minimum there is room beside the others that are kept: not where nodes were lost."""
         view = self._view
-        new = (view.workers == 0) & _fragile(view) & ~view.is_service
+        if not stopped.any():
+            return stopped
+        some: BoolArray = _within_capacity(view, np.where(stopped, view.min_workers, keep), self._pool, keep > 0) > 0
+        return some & stopped
+
+    def _most(self) -> IntArray:
+        """Who starts beside a reservation, and may have to stay then, starts at the size that was reckoned with."""
+        view = self._view
+        new = (view.workers == 0) & reservations.may_stay(view) & ~view.is_service
         return np.where(new & self._reserves, view.asked, view.max_workers)
 
     def _with_the_others(
@@ -145,7 +186,7 @@ class _Question:
     ) -> tuple[Decision, Reservation | None]:
         """The job with the reservation starts: the others need not wait for it, if it starts beside them, too, but only
         for the next one."""
-        held, self._held = self._held, reservations.held_back(self._view, following, reserved.job)
+        held, self._held = self._held, reservations.held_back(self._view, self._first, following, reserved.job)
         more = self._ask(np.zeros(len(self._view), np.bool_))
         if more.workers[reserved.job]:
             return more, following
@@ -157,24 +198,30 @@ class _Question:
     ) -> tuple[Decision, Reservation | None]:
         """The policy has other plans, but if the room of the job with the reservation is there it starts: jobs that
         keep their progress give way to it, unless they are more urgent."""
-        job, held = reserved.job, self._held
-        size = self._room_for(job, decision)
+        job = reserved.job
+        size = self._room_for(reserved, decision)
         if not size or decision.nodes is not None:
             return decision, reserved
-        self._keep[job] = size
-        self._held = reservations.held_back(self._view, following, job)
-        return self._ask(np.zeros_like(held)), following
+        self._keep[job], self._pool[job] = size, reserved.pool
+        self._held = reservations.held_back(self._view, self._first, following, job)
+        return self._ask(np.zeros(len(self._view), np.bool_)), following
 
-    def _room_for(self, job: int, decision: Decision) -> int:
-        """Workers that it can have beside those who are kept and the more urgent; 0: not even its minimum."""
-        view, first = self._view, self._first
+    def _room_for(self, reserved: Reservation, decision: Decision) -> int:
+        """Workers for which there are places beside those who are kept or keep their minimum, and the more urgent; 0:
+        not even its own minimum."""
+        view, job = self._view, reserved.job
         urgent = (view.priority > view.priority[job]) | view.is_service
-        workers = np.where(self._keep > 0, self._keep, np.where(urgent, decision.workers, 0))
-        pool = np.where(self._keep > 0, np.maximum(view.pool, 0), decision.pool)
-        free = (view.capacity - view.used_milli(workers, pool))[first.pool[job]] - view.fixed_milli[job]
-        low = int(view.min_workers[job])
-        size = min(int(first.workers[job]), int(free) // max(int(view.width[job]), 1))
-        return 0 if size < low else low if view.step is not None else size
+        least = np.where(guarded(view), view.min_workers, 0)
+        workers = np.where(self._keep > 0, self._keep, np.maximum(np.where(urgent, decision.workers, 0), least))
+        pool = np.where(view.workers > 0, view.pool, decision.pool)
+        free = (view.capacity - view.used_milli(workers, pool))[reserved.pool] - view.fixed_milli[job]
+        low, wish = int(view.min_workers[job]), int(self._first.workers[job] or view.asked[job])
+        size = min(wish, int(free) // max(int(view.width[job]), 1))
+        if size < low:
+            return 0
+        workers[job], pool[job] = low if view.step is not None else size, reserved.pool
+        placed = preempting.placed_beside(self._places, workers, pool, job)
+        return int(workers[job] if placed is None else placed.sum())
 
     # Higher priority.
 
@@ -185,45 +232,12 @@ class _Question:
             view.is_service, decision.workers < first.workers, (decision.workers == 0) & (first.workers > 0)
         )
         lowest = view.priority[self._stoppable()].min(initial=np.iinfo(np.int64).max)
-        some = np.flatnonzero(less & ~self._held & (view.priority > lowest))
+        some = np.flatnonzero(less & ~self._held.now & (view.priority > lowest))
         ordered: list[int] = some[np.lexsort((view.job[some], -view.priority[some]))].tolist()
         return ordered
 
     def _stoppable(self) -> BoolArray:
-        return (self._keep > 0) & self._view.pinned & _preemptible(self._view)
-
-    def _victims(self, urgent: int, decision: Decision, already: BoolArray) -> BoolArray:
-        """As few of the less urgent as make room for this one; nobody if all of them do not."""
-        view, first = self._view, self._first
-        lacks = int(first.workers[urgent] if view.is_service[urgent] else view.min_workers[urgent])
-        need = (lacks - int(decision.workers[urgent])) * int(view.width[urgent])
-        pool = int(first.pool[urgent])
-        used = view.used_milli(decision.workers, np.maximum(decision.pool, 0))
-        free = int(view.capacity[pool] - used[pool])
-        less = self._stoppable() & ~already & (view.priority < view.priority[urgent]) & (view.pool == pool)
-        some = np.flatnonzero(less)
-        chosen = np.zeros(len(view), np.bool_)
-        assert view.lost_s is not None
-        for j in some[np.lexsort((view.job[some], view.lost_s[some], view.priority[some]))].tolist():
-            if free >= need:
-                break
-            free += int(view.workers[j] * view.width[j] + view.fixed_milli[j])
-            chosen[j] = True
-        # A service is helped by every replica, a training job by its minimum only.
-        enough = int(view.width[urgent]) if view.is_service[urgent] else need
-        return chosen if free >= enough else np.zeros(len(view), np.bool_)
-
-    def _is_served(self, urgent: int, tried: Decision, before: Decision, stopped: BoolArray) -> bool:
-        """Whether it gets more by these stops, and the room really goes to more urgent jobs: they get more than the
-        others give up and was free. Otherwise somebody would lose work for an equal to whom the policy gives theirs."""
-        view = self._view
-        holds = (view.workers * view.width + np.where(view.workers > 0, view.fixed_milli, 0))[~stopped]
-        gets = (tried.workers * view.width + np.where(tried.workers > 0, view.fixed_milli, 0))[~stopped]
-        urgently = (view.priority > view.priority[stopped].max())[~stopped]
-        free = view.total_milli - int(view.used_milli(view.workers, np.maximum(view.pool, 0)).sum())
-        spare = free + int(np.maximum(holds - gets, 0).sum())
-        more = int(np.maximum(gets - holds, 0)[urgently].sum())
-        return bool(tried.workers[urgent] > before.workers[urgent]) and more > spare
+        return (self._keep > 0) & self._pinned & _preemptible(self._view)
 
     # Reasons.
 
@@ -234,32 +248,33 @@ class _Question:
         reason, detail = decision.reason.copy(), decision.detail.copy()
         assert view.lost_s is not None
         need = view.min_workers * view.width / GPU
-        stay = (self._keep > 0) & ~victims & _changes(view, self._first)
+        holders = (self._keep > 0) & ~victims & self._pinned
+        stay = holders & _changes(view, self._first)
         reason[stay], detail[stay, 0], detail[stay, 1] = Reason.KEEPS_PROGRESS, view.lost_s[stay], 0.0
         reason[victims], detail[victims, 0], detail[victims, 1] = Reason.PREEMPTED_URGENT, view.lost_s[victims], 0.0
-        waits = wanted & (decision.workers == 0) & ~self._held
-        holders = (self._keep > 0) & ~victims
+        waits = wanted & (decision.workers == 0) & ~self._held.now & holders.any()
         taken = float(view.used_milli(np.where(holders, self._keep, 0), np.maximum(view.pool, 0)).sum()) / GPU
         reason[waits], detail[waits, 0], detail[waits, 1] = Reason.WAITS_FOR_PINNED, need[waits], taken
         named = np.flatnonzero(holders)[:_NAMED]
         self._about[waits, : len(named)] = view.job[named]
         if reserved is not None:
-            told = self._held & (view.workers == 0)
+            told = self._held.now & (view.workers == 0)
             reason[told], detail[told, 0] = Reason.RESERVED_FOR, need[reserved.job]
             detail[told, 1] = max(0.0, reserved.start_s - view.now_s)
             self._about[told, 0] = view.job[reserved.job]
         return msgspec.structs.replace(decision, reason=reason, detail=detail)
 
 
-def _within_capacity(view: Snapshot, keep: IntArray) -> IntArray:
-    """Where room was lost not everybody can stay: the most urgent do, then those who came first."""
-    pool = np.maximum(view.pool, 0)
+def _within_capacity(view: Snapshot, keep: IntArray, pool: IntArray, before: BoolArray | None = None) -> IntArray:
+    """Where room was lost not everybody can stay: the most urgent do, then those who came first. `before`: who stays
+    before all others."""
     free = view.capacity - view.used_milli(keep, pool)
     if (free >= 0).all():
         return keep
     keep, free = keep.copy(), view.capacity.copy()
     some = np.flatnonzero(keep)
-    for j in some[np.lexsort((view.job[some], -view.priority[some]))].tolist():
+    last = np.zeros(len(some), np.bool_) if before is None else ~before[some]
+    for j in some[np.lexsort((view.job[some], -view.priority[some], last))].tolist():
         need = int(keep[j] * view.width[j] + view.fixed_milli[j])
         if need <= free[pool[j]]:
             free[pool[j]] -= need
@@ -268,12 +283,15 @@ def _within_capacity(view: Snapshot, keep: IntArray) -> IntArray:
     return keep
 
 
+def _settling(view: Snapshot, blocked: Blocked) -> BoolArray:
+    """Whom a reservation has just started, and its policy would stop before it has work to lose."""
+    runs = [number for number in view.job[view.workers > 0].tolist() if number in blocked] if blocked else []
+    settling: BoolArray = np.isin(view.job, np.array(runs, np.int64))
+    return settling
+
+
 def _preemptible(view: Snapshot) -> BoolArray:
     return np.ones(len(view), np.bool_) if view.preemptible is None else view.preemptible
-
-
-def _fragile(view: Snapshot) -> BoolArray:
-    return np.zeros(len(view), np.bool_) if view.fragile is None else view.fragile
 
 
 def _stops(view: Snapshot, decision: Decision) -> BoolArray:

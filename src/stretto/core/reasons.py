@@ -48,6 +48,7 @@ class Reason(IntEnum):
     RESERVED_FOR = 32
     SCARCE = 33
     EXPLORES = 34
+    KEEPS_MINIMUM = 35
 
 
 _TEXT: dict[Reason, str] = {
@@ -81,6 +82,7 @@ _TEXT: dict[Reason, str] = {
     Reason.CUT_TO_ROOM: "runs on {0:g} workers: there was no place for the {1:g} that were decided",
     Reason.CUT_TO_STEP: "runs on {0:g} workers: {1:g} were decided, which is not one of its sizes",
     Reason.KEEPS_PROGRESS: "goes on as it is: stopping it would lose {0:.0f} s of work",
+    Reason.KEEPS_MINIMUM: "runs on its minimum of {0:g} workers: it is not preemptible",
     Reason.WAITS_FOR_PINNED: "waits: it needs {0:g} GPUs, and {1:g} are held by jobs that would lose their work{jobs}",
     Reason.PREEMPTED_URGENT: "stopped for a more urgent job{jobs}: {0:.0f} s of its work are lost",
     Reason.RESERVED_FOR: "waits: {0:g} GPUs are kept for a job that has waited longer{jobs}, free in about {1:.0f} s",

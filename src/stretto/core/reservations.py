@@ -1,33 +1,52 @@
 """Nobody starves behind jobs that may not be stopped: whoever is late gets a reservation.
 
 A wide job could wait for ever behind small ones that keep coming, because each of them, once it runs, is pinned. So
-the cycle remembers since when each job was kept from starting by pinned ones (`Blocked`). After `reserve_after_s` the
-first of them, by priority and then by that time, has a *reservation*: jobs that would be pinned once they run start
-before it only if they are more urgent, are expected to end before its room is free, or fit beside it. Jobs that keep
-their progress may start: they give way when their room is needed.
+the cycle remembers since when each job was kept from starting by jobs that may not be stopped (`Blocked`). After
+`reserve_after_s` the first of them, by priority and then by that time, has a *reservation*, and is promised a start:
+when enough of the jobs that run and may not be stopped have ended, by what is expected of them. Until then jobs that
+may not be stopped either, once they run, start before it only if they are more urgent, are expected to end before the
+promised start, or fit beside it; after it, only if they are more urgent or have a reservation that comes first. Others
+may start, if they are known to keep their progress: they give way when their room is needed.
 
-The bound: with a reservation a job waits no longer than the fragile jobs that run at that moment, plus those with
-reservations before it. A length is a hint and never kills: a job that outlives it counts as long again.
+The promise is kept (`Wait`) until the job starts, also where its policy comes to prefer others meanwhile, and is never
+put off. A length is a hint: it never kills, and a job that outlives it counts as long again, so without the promise
+jobs that say too little of their length would pass one after the other.
+
+The bound: a job with a reservation starts when those jobs have ended, at the latest, that run at its promised start
+and may not be stopped, whatever they said of their length; jobs that are more urgent and reservations before its own
+come on top. It is a bound on what pinned jobs do to others. Whom a policy itself passes over, and would if nobody were
+pinned, it may: `tiresias` serves the running jobs of a queue before the waiting ones, `fit-first` whoever fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
+from stretto.core.decision import Decision
 from stretto.core.estimate.remaining import expected_steps
 from stretto.core.snapshot import BoolArray, FloatArray, IntArray, Snapshot
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """A job that pinned ones keep from starting."""
+    """A job that pinned ones keep from starting, or that its reservation has just started though its policy would
+    not."""
 
     since_s: float
     no_place: bool = False
     """There was room enough for it last time, but in pieces."""
+    promised_s: float = math.inf
+    """The start that its reservation promises; inf: it has had none yet."""
+    pool: int = 0
+    """Where that is."""
+
+    @property
+    def is_promised(self) -> bool:
+        return self.promised_s < math.inf
 
 
 Blocked: TypeAlias = Mapping[int, Wait]
@@ -35,40 +54,159 @@ Blocked: TypeAlias = Mapping[int, Wait]
 
 
 class Reservation(NamedTuple):
-    """Row of the job in the snapshot, and when its room is expected to be free."""
+    """Row of the job in the snapshot, and when its room is expected to be free, in which pool."""
 
     job: int
     start_s: float
+    pool: int
     beside_milli: int
     """What is free beside it then."""
     in_pieces: bool
     """The room is there already, but not where its workers could use it."""
+    overdue: int | None = None
+    """Row of the next job after it whose promised start is over."""
 
 
-def made(view: Snapshot, wish: IntArray, blocked: Blocked, reserve_after_s: float) -> Reservation | None:
-    """The reservation that holds now, if anybody has waited long enough and its policy still wants it to run. `wish`:
-    the workers that the policy would give if nobody were pinned."""
-    wanted = (view.workers == 0) & (wish > 0)
-    late = [
-        (-int(view.priority[j]), blocked[number].since_s, number, j)
-        for j, number in zip(np.flatnonzero(wanted).tolist(), view.job[wanted].tolist(), strict=True)
-        if number in blocked and view.now_s - blocked[number].since_s >= reserve_after_s
-    ]
+class Held(NamedTuple):
+    """The waiting jobs that may not start before the one with the reservation."""
+
+    now: BoolArray
+    strays: BoolArray
+    """Those who are to run in another pool: they may, if they do not come into this one."""
+    pool: int = -1
+
+    def with_strays(self) -> Held:
+        return Held(self.now | self.strays, np.zeros_like(self.strays), self.pool)
+
+
+def made(view: Snapshot, first: Decision, blocked: Blocked, reserve_after_s: float) -> Reservation | None:
+    """The reservation that holds now: of a job that was promised one, or has waited long enough and is wanted by its
+    policy. `first`: what the policy would do if nobody were pinned."""
+    late = []
+    for j, wait in _rows(view, blocked):
+        if view.workers[j] or (first.rejected is not None and first.rejected[j]):
+            continue
+        is_late = first.workers[j] > 0 and view.now_s - wait.since_s >= reserve_after_s
+        if is_late or (wait.is_promised and not view.is_service[j]):
+            late.append((-int(view.priority[j]), wait.since_s, j, wait))
     if not late:
         return None
-    *_, number, j = min(late)
-    return _for(view, j, wish, blocked[number].no_place)
+    (*_, job, wait), *others = sorted(late, key=lambda one: one[:3])
+    overdue = (j for *_, j, other in others if other.promised_s < view.now_s)
+    return _for(view, job, first, wait)._replace(overdue=next(overdue, None))
 
 
-def held_back(view: Snapshot, reserved: Reservation | None, starts: int | None = None) -> BoolArray:
-    """The waiting jobs that may not start before the one with the reservation. `starts`: one that does, whatever
-    becomes of the others."""
-    held = np.zeros(len(view), np.bool_)
-    if reserved is None or view.fragile is None:
-        return held
-    job = reserved.job
-    held |= (view.workers == 0) & view.fragile & (view.priority <= view.priority[job]) & ~view.is_service
-    held[job] = False
+def with_promise(view: Snapshot, blocked: Blocked, reserved: Reservation) -> Blocked:
+    """They, and what this reservation promises."""
+    number = int(view.job[reserved.job])
+    wait = msgspec.structs.replace(blocked[number], promised_s=reserved.start_s, pool=reserved.pool)
+    return {**blocked, number: wait}
+
+
+def held_back(view: Snapshot, first: Decision, reserved: Reservation | None, starts: int | None = None) -> Held:
+    """`starts`: a job that does, whatever becomes of the others."""
+    nobody = np.zeros(len(view), np.bool_)
+    if reserved is None:
+        return Held(nobody, nobody)
+    new = (view.workers == 0) & may_stay(view) & ~view.is_service
+    new[reserved.job] = False
+    held = new & (view.priority <= view.priority[reserved.job])
+    strays = held & _elsewhere(view, first, reserved.pool)
+    held &= ~strays
+    if reserved.start_s >= view.now_s:
+        _let_pass(view, reserved, held, starts)
+    if reserved.overdue is not None:
+        new[reserved.overdue] = False
+        held |= new & ~strays & (view.priority <= view.priority[reserved.overdue])
+    if starts is not None:
+        held[starts] = strays[starts] = False
+    return Held(held, strays, reserved.pool)
+
+
+def may_stay(view: Snapshot) -> BoolArray:
+    """Who, once it runs, may have to be waited for: it is not known to keep its progress, or not preemptible."""
+    found = np.zeros(len(view), np.bool_)
+    for column in (view.fragile, view.unproven):
+        if column is not None:
+            found |= column
+    return found if view.preemptible is None else found | ~view.preemptible
+
+
+def guarded(view: Snapshot) -> BoolArray:
+    """Who runs, keeps its progress, and yet is not preemptible: it is left its minimum."""
+    if view.preemptible is None:
+        return np.zeros(len(view), np.bool_)
+    fragile = np.zeros(len(view), np.bool_) if view.fragile is None else view.fragile
+    found: BoolArray = (view.workers > 0) & ~view.preemptible & ~fragile & ~view.pinned & ~view.is_service
+    return found
+
+
+def remembered(
+    view: Snapshot, workers: IntArray, blocked: Blocked, waits: BoolArray, no_place: BoolArray, unwished: BoolArray
+) -> dict[int, Wait]:
+    """Who is blocked after a decision that gives these workers and keeps some waiting. Whoever runs is not any more;
+    but who was started though its policy would not (`unwished`) is remembered until it is pinned."""
+    if not blocked and not waits.any():
+        return {}
+    settles = ((view.workers > 0) | unwished) & may_stay(view) & ~view.pinned
+    found = {}
+    for j, wait in _rows(view, blocked):
+        if (not view.workers[j] and not workers[j]) or (settles[j] and wait.is_promised):
+            found[int(view.job[j])] = msgspec.structs.replace(wait, no_place=bool(no_place[j]))
+    for j in np.flatnonzero(waits).tolist():
+        found.setdefault(int(view.job[j]), Wait(view.now_s, bool(no_place[j])))
+    return found
+
+
+def still_waiting(view: Snapshot, blocked: Blocked) -> dict[int, Wait]:
+    """Without what is over: jobs that run by now, or are not there any more."""
+    return {int(view.job[j]): wait for j, wait in _rows(view, blocked) if not view.workers[j]}
+
+
+def _rows(view: Snapshot, blocked: Blocked) -> Iterator[tuple[int, Wait]]:
+    """Those that are in the snapshot, by row."""
+    if blocked:
+        for j in np.flatnonzero(np.isin(view.job, np.array(list(blocked), np.int64))).tolist():
+            yield j, blocked[int(view.job[j])]
+
+
+def _for(view: Snapshot, job: int, first: Decision, wait: Wait) -> Reservation:
+    """When enough of the jobs that run in its pool and may stay have ended, by what is expected of them; no later than
+    was promised. If the room is there but in pieces, nothing fits beside it: nobody knows where it will come
+    together. Nor does what its policy has in mind for jobs that keep their progress."""
+    pool = wait.pool if wait.is_promised and wait.pool < len(view.pools) else int(first.pool[job])
+    need = int(view.min_workers[job] * view.width[job] + view.fixed_milli[job])
+    stays = (view.workers > 0) & (view.pinned | may_stay(view)) & (view.pool == pool)
+    holds = np.where(guarded(view), view.min_workers, view.workers) * view.width + view.fixed_milli
+    free = int(view.capacity[pool]) - int(holds[stays].sum())
+    left_s = _left_s(view, view.workers)
+    ending = sorted(np.flatnonzero(stays).tolist(), key=lambda j: (float(left_s[j]), j))
+    if wait.no_place:
+        at_s = view.now_s + float(left_s[ending[0]]) if ending else view.now_s
+        return Reservation(job, min(at_s, wait.promised_s), pool, 0, True)
+    at_s = view.now_s
+    for j in ending:
+        if free >= need:
+            break
+        free += int(holds[j])
+        at_s = view.now_s + float(left_s[j])
+    others = (first.workers > 0) & (first.pool == pool) & ~stays & ~may_stay(view)
+    others[job] = False
+    taken = int((first.workers * view.width + view.fixed_milli)[others].sum())
+    return Reservation(job, min(at_s, wait.promised_s), pool, max(0, free - need - taken), False)
+
+
+def _elsewhere(view: Snapshot, first: Decision, pool: int) -> BoolArray:
+    """Whom the policy would start in another pool, or who cannot run in this one."""
+    if len(view.pools) == 1:
+        return np.zeros(len(view), np.bool_)
+    runs_here = view.rates[pool, view.curve].max(axis=1) > 0
+    other: BoolArray = ((first.workers > 0) & (first.pool != pool)) | ~runs_here
+    return other
+
+
+def _let_pass(view: Snapshot, reserved: Reservation, held: BoolArray, starts: int | None) -> None:
+    """Those who are expected to end before the reservation, or fit beside it, are not held back."""
     beside = reserved.beside_milli
     ends_s = view.now_s + view.start_s + _left_s(view, view.asked)
     order: list[int] = np.flatnonzero(held).tolist()
@@ -80,49 +218,6 @@ def held_back(view: Snapshot, reserved: Reservation | None, starts: int | None =
             held[j] = False
         elif need <= beside:
             held[j], beside = False, beside - need
-    if starts is not None:
-        held[starts] = False
-    return held
-
-
-def remembered(
-    view: Snapshot, workers: IntArray, blocked: Blocked, waits: BoolArray, no_place: BoolArray
-) -> dict[int, Wait]:
-    """Who is blocked after a decision that gives these workers and keeps some waiting. Whoever runs is not any more."""
-    if not blocked and not waits.any():
-        return {}
-    still = [number for number in view.job[workers == 0].tolist() if number in blocked]
-    found = {number: Wait(blocked[number].since_s) for number in still}
-    for j in np.flatnonzero(waits).tolist():
-        number = int(view.job[j])
-        since_s = found[number].since_s if number in found else view.now_s
-        found[number] = Wait(since_s, bool(no_place[j]))
-    return found
-
-
-def _for(view: Snapshot, job: int, wish: IntArray, in_pieces: bool) -> Reservation:
-    """When enough of the fragile jobs that run have ended, by what is expected of them. If the room is there but in
-    pieces, nothing fits beside it: nobody knows where it will come together. Nor does what its policy has in mind for
-    jobs that keep their progress."""
-    need = int(view.min_workers[job] * view.width[job] + view.fixed_milli[job])
-    fragile = view.fragile if view.fragile is not None else np.zeros(len(view), np.bool_)
-    stays = (view.workers > 0) & (view.pinned | fragile)
-    holds = view.workers * view.width + view.fixed_milli
-    free = view.total_milli - int(holds[stays].sum())
-    left_s = _left_s(view, view.workers)
-    ending = sorted(np.flatnonzero(stays).tolist(), key=lambda j: (float(left_s[j]), j))
-    if in_pieces:
-        return Reservation(job, view.now_s + float(left_s[ending[0]]) if ending else view.now_s, 0, True)
-    at_s = view.now_s
-    for j in ending:
-        if free >= need:
-            break
-        free += int(holds[j])
-        at_s = view.now_s + float(left_s[j])
-    others = (wish > 0) & ~stays & ~fragile
-    others[job] = False
-    taken = int((wish * view.width + view.fixed_milli)[others].sum())
-    return Reservation(job, at_s, max(0, free - need - taken), False)
 
 
 def _left_s(view: Snapshot, workers: IntArray) -> FloatArray:

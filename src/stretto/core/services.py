@@ -26,7 +26,7 @@ def only(view: Snapshot, keep: BoolArray, capacity: IntArray | None = None) -> S
     if capacity is None and keep.all():
         return view
     columns = {name: getattr(view, name)[keep] for name in _JOB_COLUMNS}
-    for name in ("step", "reach", "lost_s", "fragile", "preemptible", "explores", "guess"):
+    for name in ("step", "reach", "lost_s", "fragile", "unproven", "preemptible", "explores", "guess"):
         columns[name] = None if getattr(view, name) is None else getattr(view, name)[keep]
     return msgspec.structs.replace(view, capacity=view.capacity if capacity is None else capacity, **columns)
 

@@ -171,6 +171,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of work that each job would lose if it were stopped now."""
     fragile: BoolArray | None = None
     """Whose progress ends with its processes, also while it still waits: such a job loses work when it is stopped."""
+    unproven: BoolArray | None = None
+    """Who is said to keep its progress but was never seen to: it may turn out to be fragile. None: nobody."""
     preemptible: BoolArray | None = None
     """Who may lose work to jobs of higher priority. None: everybody."""
 

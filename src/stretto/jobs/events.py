@@ -42,6 +42,7 @@ class Moved(_Event, frozen=True, kw_only=True):
 
     node: str
     by: str
+    why: str = ""
 
 
 class Launched(_Event, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ from stretto.server.book import Active, Book, Said
 from stretto.server.drivers.elastic import ElasticDriver
 from stretto.server.estimates import Estimates
 from stretto.server.loop import Loop, Rules
+from stretto.server.memory import MemoryKeeper
 from stretto.server.view import Quota
 from stretto.sim.live_record import Recorder
 from stretto.spec.model import JobFile
@@ -103,6 +104,8 @@ class Controller:
             folder=Path("/nonexistent"), url=lambda: options.url, environment={}, clock=clock,
             decide=Recorder(Path(options.record)).decide if options.record else cycle.decide,
         )  # fmt: skip
+        self._memory = MemoryKeeper(self.learned.put_memory, clock)
+        self.loop.remembered = lambda: self._memory.keep(self.loop.rules.policy, self.loop.state)
         self.services = ServiceKeeper(api, options.gpu_resource, clock)
         self._announcer = Announcer(api, self.register, identity, clock)
         self.book.listeners += [self._announcer, self._hear]
@@ -120,11 +123,14 @@ class Controller:
         """Until cancelled; raises `Fenced` when another controller has taken over."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.cluster.run()), group.create_task(self._until_fenced())]
+            began = False
             try:
                 self.loop.estimates.recall(await self.learned.load())
+                self.loop.state = self._memory.recalled(self.learned.memory, self.loop.rules.policy)
                 await self.cluster.synced()
                 await self._adopt()
                 self.ready.set()
+                began = True
                 self.cluster.changed = lambda: self.loop.wake(decide=True, urgent=True)
                 self.cluster.jobs.on_change(self._changed)
                 # Some have come, changed or gone meanwhile.
@@ -146,6 +152,8 @@ class Controller:
                 await self.book.close()
                 for entry in self.register:
                     await entry.card.close()
+                if began:
+                    self._memory.keep(self.loop.rules.policy, self.loop.state, at_once=True)
                 await self.learned.close()
 
     async def join(self, namespace: str, name: str, socket: Socket) -> None:

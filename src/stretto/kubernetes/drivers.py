@@ -77,7 +77,7 @@ class ClusterGroupDriver(GroupDriver):
         """On a volume that only its pods see."""
         return None
 
-    def _has_saved(self, asked_s: float) -> bool:
+    def _says_it_saved(self) -> bool:
         """It has somewhere to save its state, and says that all is well."""
         return bool(self.active.file.checkpoint.dir) and all(end.status == 0 for end in self._ends)
 

@@ -1,16 +1,20 @@
 """What was learned of jobs, in a ConfigMap beside the controller: the next one need not learn it again.
 
-There is an entry per class of jobs. It is written a while after something was learned, and when the controller ends;
-one that is killed in between loses a few seconds of it, which costs some speed and nothing else.
+There is an entry per class of jobs, and one for what the policy remembers. It is written a while after something was
+learned, and when the controller ends; one that is killed in between loses a few seconds of it, which costs some speed
+and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import logging
+import zlib
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -26,6 +30,8 @@ _SPACING_S = 10.0
 _LAST_WRITE_S = 2.0
 _MOST_BYTES = 700_000
 """A ConfigMap may have a MiB."""
+_MEMORY = "memory"
+_MOST_MEMORY_BYTES = 200_000
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -41,6 +47,9 @@ class Learned:
         """By key, those learned last at the end."""
         self._changes: dict[str, str | None] = {}
         self._woken = asyncio.Event()
+        self.memory: dict[str, Any] | None = None
+        """What the policy of the last controller remembered, once it was loaded."""
+        self._packed = ""
 
     async def load(self) -> dict[str, bytes]:
         """By class; empty when there is nothing, or nothing that can be read."""
@@ -51,6 +60,8 @@ class Learned:
         except StrettoError as error:
             _log.warning("what was learned of jobs cannot be read, it is learned again: %s", error.message)
             return {}
+        self._packed = found.pop(_MEMORY, "")
+        self.memory = _unpacked(self._packed)
         read: list[tuple[_Entry, str]] = []
         for key, text in found.items():
             with contextlib.suppress(msgspec.MsgspecError):
@@ -69,6 +80,15 @@ class Learned:
             del self._entries[oldest]
             self._changes[oldest] = None
         self._woken.set()
+
+    def put_memory(self, kept: dict[str, Any]) -> None:
+        """What the policy remembers; one that remembers more than there is room for begins anew after a restart."""
+        packed = base64.b64encode(zlib.compress(msgspec.json.encode(kept), 1)).decode()
+        packed = packed if len(packed) <= _MOST_MEMORY_BYTES else ""
+        if packed != self._packed:
+            self._packed = packed
+            self._changes[_MEMORY] = packed or None
+            self._woken.set()
 
     async def run(self) -> None:
         while True:
@@ -100,3 +120,10 @@ class Learned:
             data = {key: text for key, text in changes.items() if text is not None}
             made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": data}
             await self._api.create(CONFIG_MAPS, made, self._namespace)
+
+
+def _unpacked(packed: str) -> dict[str, Any] | None:
+    """What `put_memory` was given; None where there is nothing, or nothing that can be read."""
+    with contextlib.suppress(ValueError, zlib.error, msgspec.MsgspecError):
+        return msgspec.json.decode(zlib.decompress(base64.b64decode(packed)), type=dict[str, Any])
+    return None

@@ -138,7 +138,8 @@ class ClusterQuestion:
 class Hidden:
     """What no policy sees: jobs that ask for other resources get other places than were chosen for them, or fewer.
 
-    Everybody's minimum comes first, in the order of who has workers, is more urgent, came earlier; then the rest.
+    Pinned jobs that are to stay as they are come first. Then everybody's minimum, in the order of who has workers, is
+    more urgent, came earlier; then the rest.
     """
 
     def __init__(
@@ -172,7 +173,10 @@ class Hidden:
             reach = self._reach[numbers[j]] & (view.nodes.pool == pool[j])
             wished = np.repeat(np.arange(placed.shape[1]), placed[j]).tolist()
             places[j] = _Places(left, asks[j], wished, reach)
-        for j in asking:
+        stays = view.pinned & (placed == view.placed).all(axis=1)
+        for j in [j for j in asking if stays[j]]:
+            places[j].fill(self._requests[numbers[j]], int(view.workers[j]))
+        for j in [j for j in asking if not stays[j]]:
             places[j].fill(self._requests[numbers[j]], int(view.min_workers[j]))
         for j in asking:
             if places[j].given:

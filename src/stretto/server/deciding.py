@@ -8,12 +8,12 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from stretto.core import reasons, steps
+from stretto.core import preempting, reasons, steps
 from stretto.core.cores import CPU_POOL
 from stretto.core.cycle import CycleState
 from stretto.core.cycle import Outcome as Decided
 from stretto.core.placement import devices
-from stretto.core.snapshot import GPU, IntArray, Snapshot
+from stretto.core.snapshot import GPU, BoolArray, IntArray, Snapshot
 from stretto.jobs.model import Seat
 from stretto.server.book import Reasoned
 
@@ -54,6 +54,8 @@ class Verdicts(msgspec.Struct, frozen=True):
     wake_s: float
     pinned: tuple[int, ...] = ()
     """Numbers of the jobs that run and would lose their work."""
+    stranded: tuple[int, ...] = ()
+    """Numbers of those that were asked to move and could not: work would have been lost for nothing."""
 
 
 Seating: TypeAlias = Callable[[Snapshot, IntArray, IntArray], dict[int, tuple[Seat, ...]]]
@@ -82,6 +84,12 @@ def verdicts(view: Snapshot, decided: Decided, seating: Seating, names: Mapping[
             verdict = same[key] = Verdict(its, pool, Ground(code, first, second, unit, jobs), gone)
         found[number] = verdict
     return Verdicts(found, decided.state, decided.wake_s, tuple(view.job[view.pinned].tolist()))
+
+
+def in_vain(view: Snapshot, decided: Decided, found: Verdicts) -> BoolArray:
+    """Who would be stopped for a more urgent job that has no seats all the same."""
+    got = np.array([len(found.of[number].seats) for number in view.job.tolist()], np.int64)
+    return preempting.in_vain(view, decided.reason, decided.about, decided.workers, got)
 
 
 def on_nodes(view: Snapshot, placed: IntArray, pool: IntArray) -> dict[int, tuple[Seat, ...]]:

@@ -1,7 +1,8 @@
 """What is learned of jobs while they run, and used for those to come.
 
-Speeds come from workers' progress; a job that reports none is taken to scale linearly. Curves and lengths of ended jobs
-are kept by class (the job's name, else its command), as a blob that the store keeps. `core.estimate` does the thinking.
+Speeds come from the steps that workers timed; where nobody timed any they are guessed (`estimate.belief`). Curves and
+lengths of ended jobs are kept by class (the job's name, else its command), as a blob that the store keeps.
+`core.estimate` does the thinking.
 """
 
 from __future__ import annotations
@@ -146,12 +147,17 @@ class Estimates:
         """What was measured of one job, by device type."""
         return self._own.get(job, {})
 
+    def all_measured(self) -> dict[int, dict[str, Curve]]:
+        """The same of all jobs, by number."""
+        return {job: dict(by_pool) for job, by_pool in self._own.items()}
+
     def remember(self, job: int, measured: Any) -> None:
         """What `measured` was, as it was stored; what is not to be understood is measured again."""
         with contextlib.suppress(msgspec.ValidationError):
             found = msgspec.convert(measured, dict[str, Curve], strict=False)
             if found:
                 self._own[job] = found
+                self._own_rows.pop(job, None)
 
     def history(self) -> History:
         """The ended jobs, as policies see them."""
@@ -219,6 +225,9 @@ class Estimates:
     def _renew(self, klass: str) -> None:
         """What is known of the class has changed."""
         self._rows = {key: row for key, row in self._rows.items() if key[0][0] != klass}
+        self._own_rows = {
+            job: rows for job, rows in self._own_rows.items() if all(shape.klass != klass for shape, _ in rows)
+        }
         self._history = None
         self.lengths.learned(klass)
 

@@ -32,6 +32,7 @@ from stretto.server import deciding, loss, reconcile, view
 from stretto.server.book import Active, Book, Said
 from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings
 from stretto.server.estimates import Estimates
+from stretto.server.neighbours import Neighbours
 from stretto.server.site import Decide, Question, Site
 from stretto.server.view import Cluster, Hold, Quota
 
@@ -43,6 +44,7 @@ _RECORD_PROGRESS_S = 10.0
 _BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 300.0
 _FAILED_GRACE_S = 5.0
 _AFTER_MISTAKE_S = 1.0
+_LONGEST_TEXT = 200
 _SHORT_S, _LONGEST_REST_S = 0.005, 1.0
 
 
@@ -97,7 +99,9 @@ class Loop:
             clock=clock,
             terminate=self._terminate,
             environment=environment,
+            disturbed=self._disturbed,
         )
+        self._neighbours = Neighbours(backend.nodes, clock)
         self._launches: dict[str, tuple[int, str]] = {}
         self._deadlines: dict[str, float] = {}
         """When a worker that was asked to leave is killed, by launch."""
@@ -108,7 +112,7 @@ class Loop:
         self.state = CycleState()
         """What the cycle and the policy remember."""
         self.remembered: Callable[[], None] = lambda: None
-        """Called after every decision."""
+        """Called after every decision, and when progress is written down."""
         self.pinned: tuple[int, ...] = ()
         """Numbers of the jobs that would have lost their work by a stop when it was last decided."""
         self._agenda = Agenda()
@@ -150,8 +154,8 @@ class Loop:
                 await self._turn()
                 # Others want the event loop, too; what happens meanwhile is one turn's work.
                 await asyncio.sleep(min(2 * self.act_s, _LONGEST_REST_S) if self.act_s > _SHORT_S else 0)
-            except Exception:
-                _log.exception("a turn of the scheduling loop failed")
+            except Exception as error:
+                self._tell_trouble(error)
                 self._touch(urgent=True)
                 await asyncio.sleep(_AFTER_MISTAKE_S)
 
@@ -160,11 +164,12 @@ class Loop:
         now_s = self.clock()
         self._kill_overdue(now_s)
         self._end_overdue(now_s)
-        if now_s >= self._ask_s():
-            await self._decide(now_s)
+        decided = now_s >= self._ask_s() and await self._decide(now_s)
         began_s = time.monotonic()
         self._act()
         self.act_s = time.monotonic() - began_s
+        if decided:
+            self.trouble = ""
 
     async def close(self) -> None:
         """Let go; the workers go on."""
@@ -223,15 +228,16 @@ class Loop:
 
     # Deciding.
 
-    async def _decide(self, now_s: float) -> None:
-        """Ask, and take over what is answered. What happens meanwhile is the next decision's business."""
+    async def _decide(self, now_s: float) -> bool:
+        """Ask, and take over what is answered; whether there was an answer. What happens meanwhile is the next
+        decision's business."""
         self._agenda = msgspec.structs.replace(self._agenda, wake_s=math.inf)
         self._decided_s = now_s
         began_s, policy = time.monotonic(), self.rules.policy
-        question = self._question(now_s)
+        decide = self.site.ask(self._question(now_s))
         try:
-            answer: deciding.Verdicts | StrettoError = await asyncio.to_thread(self.site.ask(question))
-        except StrettoError as error:
+            answer: deciding.Verdicts | Exception = await asyncio.to_thread(decide)
+        except Exception as error:
             answer = error
         self.decision_s = time.monotonic() - began_s
         touched_s = self._agenda.wake_s
@@ -240,10 +246,12 @@ class Loop:
         if policy is not self.rules.policy:
             # Another one was chosen meanwhile; what this one remembers means nothing to it.
             self._touch(urgent=True)
-        elif isinstance(answer, StrettoError):
+        elif isinstance(answer, Exception):
             self._be_in_trouble(answer)
         else:
             self._take_over(answer)
+            return True
+        return False
 
     def _question(self, now_s: float) -> Question:
         jobs = [self.book.jobs[number] for number in sorted(self.book.jobs)]
@@ -258,7 +266,6 @@ class Loop:
 
     def _take_over(self, answer: deciding.Verdicts) -> None:
         self.decisions += 1
-        self.trouble = ""
         self.state, self.pinned = answer.state, answer.pinned
         known = self.book.jobs
         for number, verdict in answer.of.items():
@@ -269,21 +276,40 @@ class Loop:
                 self._apply(active, verdict)
             else:
                 active.ground = verdict.ground
+        for number in answer.stranded:
+            self._drop_move(number)
         self.remembered()
 
-    def _be_in_trouble(self, error: StrettoError) -> None:
-        """The policy's fault: what runs goes on as it is, and everybody can read why. It is asked once more without
-        what it remembered."""
+    def _drop_move(self, number: int) -> None:
+        """It could not be moved as it was asked to. Later it would lose more than whoever asked has agreed to."""
+        active = self.book.active(number)
+        if active is not None and active.job.node:
+            active.own_act = False
+            why = f"there is no room for it on {active.job.node} without losing work for nothing"
+            self.book.record(number, e.Moved(node="", by="stretto", why=why))
+            self.wake(decide=True)
+
+    def _be_in_trouble(self, error: Exception) -> None:
+        """What runs goes on as it is, and everybody can read why. The policy is asked once more without what it
+        remembered; a mistake that is not its own may be over a little later."""
         if self.state.policy is not None or self.state.cores is not None:
             self.state = CycleState(blocked=self.state.blocked)
             self._touch(urgent=True)
             return
-        if str(error) != self.trouble:
-            _log.warning("no decision could be made: %s", error)
-        self.trouble = str(error)
+        self._tell_trouble(error)
+        if not isinstance(error, StrettoError):
+            again_s = min(self._agenda.wake_s, self.clock() + _AFTER_MISTAKE_S)
+            self._agenda = msgspec.structs.replace(self._agenda, wake_s=again_s)
+
+    def _tell_trouble(self, error: Exception) -> None:
+        """To whoever asks: `why`, `policy get` and `/readyz`. In the log once, a mistake of ours with where it was."""
+        told = error if isinstance(error, StrettoError) else _mistake(error)
+        if str(told) != self.trouble:
+            _log.warning("no decision could be made: %s", told, exc_info=None if told is error else error)
+        self.trouble = str(told)
         for active in self.book:
             if not active.target and active.number not in self.holds:
-                active.ground = Said("trouble", f"waits: {error.message}")
+                active.ground = Said("trouble", f"waits: {told.message}")
 
     def _apply(self, active: Active, verdict: deciding.Verdict) -> None:
         if active.job.wish != "run" or len(verdict.seats) > active.request.max_workers:
@@ -442,6 +468,7 @@ class Loop:
     def _begin(self, active: Active, events: Sequence[e.Launched]) -> None:
         for event in events:
             self._launches[event.launch] = active.number, event.worker
+            self._neighbours.launched(active.number, event.worker, event.seat)
         durable = self.book.record(active.number, *events)
         self.spawn(self._start(active, events, durable))
 
@@ -481,6 +508,7 @@ class Loop:
                 self.book.record(number, event)
                 if active.job.level != "elastic":
                     # Of an elastic one its coordinator tells when it takes part.
+                    self._neighbours.takes_part(number, {name})
                     self.wake(decide=False)
             return
         self._launches.pop(news.launch, None)
@@ -502,6 +530,7 @@ class Loop:
             e.Exited(worker=worker.name, launch=exit.launch, how=exit.how, status=exit.status, text=exit.text)
         )
         before = active.job
+        self._neighbours.exited(active.number, worker)
         durable = self.book.record(active.number, *events)
         durable.add_done_callback(lambda future: None if future.cancelled() else self.backend.forget(exit.launch))
         judgement = self._driver(active).exited(worker, exit, len(active.job.workers))
@@ -529,14 +558,22 @@ class Loop:
         by = names if worker.preempted else ()
         if isinstance(judgement, End) or self._driver(active).end is not None or active.job.wish != "run":
             return
-        known = msgspec.structs.replace(before, keeps=active.job.keeps)
-        lost_s = round(loss.lost_s(active, self.clock(), known), 3)
         found = self._cause(active, worker, exit, judgement, by)
         if found is None or active.own_act or active.request.is_service:
             return
         cause, text = found
-        if lost_s or (cause == "preempted" and not active.target):
-            self.book.record(number, e.Interrupted(cause=cause, lost_s=lost_s, text=text, by=by))
+        stopped, at_s = cause == "preempted" and not active.target, self.clock()
+
+        def tell() -> None:
+            known = msgspec.structs.replace(before, keeps=active.job.keeps)
+            lost_s = round(loss.lost_s(active, at_s, known), 3)
+            if number in self.book.jobs and (lost_s or stopped):
+                self.book.record(number, e.Interrupted(cause=cause, lost_s=lost_s, text=text, by=by))
+
+        if (looking := self._driver(active).looking_back) is None:
+            tell()
+        else:
+            self.spawn(_after(looking, tell))
 
     def _cause(
         self, active: Active, worker: Worker, exit: Exit, fault: Judgement, by: Sequence[str]
@@ -605,9 +642,16 @@ class Loop:
         active = self.book.active(number)
         if active is None:
             return
+        if (driver := self.drivers.get(number)) is not None:
+            self._neighbours.takes_part(number, driver.joined)
         self._note_keeping(active)
         self._settle(active)
         self.wake(decide=True, urgent=active.request.is_service)
+
+    def _disturbed(self, number: int, since_s: float, until_s: float) -> bool:
+        active = self.book.active(number)
+        seats = [worker.seat for worker in active.job.workers] if active is not None else []
+        return self._neighbours.disturbed(number, seats, since_s, until_s)
 
     def _progressed(self, number: int) -> None:
         active = self.book.active(number)
@@ -618,6 +662,7 @@ class Loop:
         progress = active.progress
         progress.recorded_s = self.clock()
         self.book.record(active.number, progress.event())
+        self.remembered()
 
     # Deadlines.
 
@@ -653,3 +698,14 @@ class Loop:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _mistake(error: Exception) -> StrettoError:
+    """What should not have been raised, as an error that can be told."""
+    text = f"the scheduler itself failed: {type(error).__name__}: {str(error)[:_LONGEST_TEXT]}"
+    return StrettoError(text, hint="it is tried again every second; the server's log says where")
+
+
+async def _after(task: asyncio.Task[None], then: Callable[[], None]) -> None:
+    await asyncio.wait([task])
+    then()

@@ -1,9 +1,10 @@
-"""What the cycle and the policy remember outlives the server: it is stored now and then, and at the end."""
+"""What outlives the control plane without being an event: what the cycle and the policy remember, and what was measured
+of jobs that have not ended. It is kept now and then, and at the end."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import msgspec
@@ -11,19 +12,21 @@ import msgspec
 from stretto.core import codec
 from stretto.core.codec import CodecError
 from stretto.core.cycle import CycleState
+from stretto.core.estimate.curve import Curve
 from stretto.core.policy import Policy
-from stretto.store import Store
+from stretto.server.estimates import Estimates
 
 _log = logging.getLogger("stretto.server")
 
-_SETTING = "memory"
 _EVERY_S = 10.0
 """A memory may be large; what is forgotten when a server is killed is little."""
 
 
 class MemoryKeeper:
-    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
-        self._store, self._clock = store, clock
+    """`put` stores a value of plain parts, which `recalled` is given after a restart."""
+
+    def __init__(self, put: Callable[[dict[str, Any]], object], clock: Callable[[], float]) -> None:
+        self._put, self._clock = put, clock
         self._kept_s = clock()
 
     def keep(self, policy: Policy, state: CycleState, *, at_once: bool = False) -> None:
@@ -31,21 +34,47 @@ class MemoryKeeper:
             return
         self._kept_s = self._clock()
         try:
-            self._store.put_setting(_SETTING, {"policy": _key(policy), "state": codec.plain(state)})
+            self._put({"policy": _key(policy), "state": codec.plain(state)})
         except CodecError as error:
-            _log.warning("what policy %s remembers will not outlive the server: %s", policy.name, error)
+            _log.warning("what policy %s remembers will not outlive a restart: %s", policy.name, error)
 
-    def recalled(self, settings: Mapping[str, Any], policy: Policy) -> CycleState:
+    def recalled(self, kept: Mapping[str, Any] | None, policy: Policy) -> CycleState:
         """What was kept, if it is this policy's; nothing otherwise."""
-        kept = settings.get(_SETTING)
-        if not kept or kept["policy"] != _key(policy):
+        if not kept or kept.get("policy") != _key(policy):
             return CycleState()
         try:
-            state = codec.rich(kept["state"], {policy.function.__module__})
+            state = codec.rich(kept.get("state"), {policy.function.__module__})
         except CodecError as error:
             _log.warning("what policy %s remembered cannot be read any more: %s", policy.name, error)
             return CycleState()
         return state if isinstance(state, CycleState) else CycleState()
+
+
+class SpeedKeeper:
+    """One value for all jobs, so that what was measured of a job goes with it. `put` stores it, `recall` is given it
+    after a restart."""
+
+    def __init__(
+        self, put: Callable[[dict[str, Any]], object], estimates: Estimates, clock: Callable[[], float]
+    ) -> None:
+        self._put, self._estimates, self._clock = put, estimates, clock
+        self._kept_s = clock()
+        self._kept: dict[int, dict[str, Curve]] = {}
+
+    def keep(self, *, at_once: bool = False) -> None:
+        if not at_once and self._clock() - self._kept_s < _EVERY_S:
+            return
+        self._kept_s = self._clock()
+        measured = self._estimates.all_measured()
+        if measured != self._kept:
+            self._kept = measured
+            self._put({str(number): msgspec.to_builtins(curves) for number, curves in measured.items()})
+
+    def recall(self, kept: Any, jobs: Container[int]) -> None:
+        """Of these jobs; the others have ended."""
+        for number, measured in kept.items() if isinstance(kept, dict) else ():
+            if number.isdecimal() and int(number) in jobs:
+                self._estimates.remember(int(number), measured)
 
 
 def _key(policy: Policy) -> list[Any]:

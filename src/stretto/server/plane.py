@@ -38,7 +38,7 @@ from stretto.server.estimates import Estimates, Known
 from stretto.server.expected import Expected, expected
 from stretto.server.lengths import Total
 from stretto.server.loop import Loop, Rules
-from stretto.server.memory import MemoryKeeper
+from stretto.server.memory import MemoryKeeper, SpeedKeeper
 from stretto.server.notifying import Notifier
 from stretto.server.site import LocalSite
 from stretto.server.view import Quota
@@ -48,7 +48,7 @@ from stretto.spec.model import MOST_WORKERS, JobFile
 from stretto.store import Page, Query, Store
 from stretto.tasks import stop
 
-_MOST_FORESEEN = 2_000
+_MOST_FORESEEN = 1_000
 _log = logging.getLogger("stretto.server")
 
 _LAST_WRITES_S = 5.0
@@ -173,9 +173,11 @@ class Plane:
             self.book, backend, estimates, rules, site, folder=jobs, url=url, environment=surroundings, clock=clock,
             decide=self._recorder.decide if self._recorder is not None else cycle.decide,
         )  # fmt: skip
-        self._memory = MemoryKeeper(store, clock)
-        self.loop.state = self._memory.recalled(settings, rules.policy)
-        self.loop.remembered = lambda: self._memory.keep(self.loop.rules.policy, self.loop.state)
+        self._memory = MemoryKeeper(lambda kept: store.put_setting("memory", kept), clock)
+        self.loop.state = self._memory.recalled(settings.get("memory"), rules.policy)
+        self._speeds = SpeedKeeper(lambda kept: store.put_setting("measured", kept), estimates, clock)
+        self._speeds.recall(settings.get("measured"), self.book.jobs)
+        self.loop.remembered = self._keep_memories
         self._next = self._loaded.next_number
         self._running: asyncio.Task[None] | None = None
         self._watches: set[Watch] = set()
@@ -206,7 +208,7 @@ class Plane:
         """Let go; the workers go on without us."""
         await stop(self._running)
         await self.loop.close()
-        self._memory.keep(self.loop.rules.policy, self.loop.state, at_once=True)
+        self._keep_memories(at_once=True)
         if self._recorder is not None:
             self._recorder.close()
         with contextlib.suppress(TimeoutError):
@@ -215,6 +217,11 @@ class Plane:
                 await self.book.settled()
         await self.book.close()
         self.dismiss()
+
+    def _keep_memories(self, *, at_once: bool = False) -> None:
+        """What the next server has to know beyond what has happened."""
+        self._memory.keep(self.loop.rules.policy, self.loop.state, at_once=at_once)
+        self._speeds.keep(at_once=at_once)
 
     def dismiss(self) -> None:
         """Tell all who watch that nothing more will come."""
@@ -472,7 +479,13 @@ class Plane:
         found = await asyncio.to_thread(forecasts.forecast, view, rules.policy, self.loop.state, rules.settings)
         told = zip(shown, found.start_s.tolist(), found.end_s.tolist(), strict=True)
         answers = [
-            Foreseen(job=a.number, name=a.job.name, start_s=_finite(start_s), end_s=_finite(end_s))
+            Foreseen(
+                job=a.number,
+                name=a.job.name,
+                start_s=_finite(start_s),
+                end_s=_finite(end_s),
+                text=_unforeseen(a, start_s, end_s),
+            )
             for a, start_s, end_s in told
         ]
         answers += [
@@ -530,13 +543,35 @@ class Plane:
             raise Conflict(f"job {active.job.id} has no workers that could move", hint="wait until it runs")
         if known[node].devices * 1000 < active.request.min_workers * active.request.width_milli:
             raise Impossible(f"node {node} is too small for job {active.job.id}", hint="choose another")
-        if any(seat.node != node for seat in active.target):
-            self._check_loss(active, "moving", force)
-            active.own_act = active.job.level in ("restart", "rigid")
+        if all(seat.node == node for seat in active.target):
+            if not active.job.node:
+                raise Conflict(f"job {active.job.id} is on node {node} already", hint="choose another")
+            # It was asked to move elsewhere, and may stay.
+            await self._record(active, e.Moved(node="", by=by))
+            return self._current(active.job)
+        self._check_room(active, known[node])
+        self._check_loss(active, "moving", force)
+        active.own_act = active.job.level in ("restart", "rigid")
         if (driver := self.loop.drivers.get(active.number)) is not None:
             driver.watch_pauses()
         await self._record(active, e.Moved(node=node, by=by))
         return self._current(active.job)
+
+    def _check_room(self, active: Active, node: Node) -> None:
+        """Beside those who stay where they are because they would lose their work."""
+        others = [self.book.jobs[number] for number in self.loop.pinned if number in self.book.jobs]
+        stay = [
+            (other, held)
+            for other in others
+            if other is not active and (held := sum(seat.node == node.name for seat in other.target))
+        ]
+        free = node.devices * 1000 - sum(held * other.request.width_milli for other, held in stay)
+        if active.request.min_workers * active.request.width_milli > free:
+            names = ", ".join(other.job.name for other, _ in stay[:_MOST_NAMED])
+            raise Conflict(
+                f"node {node.name} has no room for job {active.job.id} beside jobs that would lose their work: {names}",
+                hint="wait until they have ended, or choose another node",
+            )
 
     def _check_loss(self, active: Active, doing: str, force: bool) -> None:
         """Whoever would lose much work is not stopped by mistake."""
@@ -688,6 +723,15 @@ def _about_drained(job: Job, drained: Mapping[str, float], now_s: float) -> str:
     until_s = min(drained[node] for node in here)
     rest = f" within {until_s - now_s:.0f} s" if now_s < until_s < math.inf else ""
     return f"; {', '.join(here)} is drained: it leaves when it can, or has ended{rest}"
+
+
+def _unforeseen(active: Active, start_s: float, end_s: float) -> str:
+    """Why nobody can say when it starts or ends; empty where that is known."""
+    if not math.isfinite(start_s):
+        return "as things are it does not start"
+    if math.isfinite(end_s):
+        return ""
+    return "a service ends when it is asked to" if active.request.is_service else "as things are it does not end"
 
 
 def _finite(seconds: float) -> float | None:

@@ -6,21 +6,22 @@ a worker and the place it should have.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from stretto.backends.protocol import Backend, Exit, Launch
-from stretto.core import cycle
+from stretto.core import cycle, preempting
 from stretto.core.cycle import CycleState
 from stretto.core.policy import Policy
 from stretto.core.snapshot import Snapshot
 from stretto.jobs import events as e
-from stretto.jobs.model import Job, Worker
-from stretto.server import asked, deciding, reconcile, view
+from stretto.jobs.model import Job, Seat, Worker
+from stretto.server import asked, deciding, loss, reconcile, view
 from stretto.server.book import Active
 from stretto.server.drivers import driver_for
 from stretto.server.drivers.base import Driver, Surroundings
@@ -85,15 +86,29 @@ class LocalSite:
     def ask(self, question: Question) -> Callable[[], deciding.Verdicts]:
         jobs, most = question.jobs, question.most
         cluster = view.Cluster(self._backend.nodes(), question.drained)
-        snapshot = view.snapshot(jobs, cluster, self._estimates, question.now_s, most)
+        look = partial(view.snapshot, jobs, cluster, self._estimates, question.now_s, most)
         seats = {active.number: view.kept(active, most.get(active.number)) for active in jobs if active.target}
         names = {active.number: active.job.name for active in jobs}
 
-        def decide() -> deciding.Verdicts:
-            decided = question.decide(snapshot, question.policy, question.state, question.settings)
-            return deciding.verdicts(snapshot, decided, partial(deciding.on_devices, seats), names)
+        def decide_on(shown: Snapshot) -> deciding.Verdicts:
+            decided = question.decide(shown, question.policy, question.state, question.settings)
+            found = deciding.verdicts(shown, decided, partial(deciding.on_devices, seats), names)
+            vain = deciding.in_vain(shown, decided, found)
+            # Parts of a device may be free where nobody who may not be moved lets a whole one come together.
+            return decide_on(preempting.sparing(shown, shown.pinned | vain)) if vain.any() else found
 
-        return decide
+        snapshot, moves = look(), _moves(jobs)
+        if not moves:
+            return partial(decide_on, snapshot)
+        staying = look(staying=moves)
+
+        def decide_on_moves() -> deciding.Verdicts:
+            """Without moves that would lose work for nothing, or others' work: as if nobody had asked for them."""
+            answer = decide_on(snapshot)
+            stranded = _stranded(answer, moves, seats)
+            return msgspec.structs.replace(decide_on(staying), stranded=stranded) if stranded else answer
+
+        return decide_on_moves
 
     def floor(self, situations: Sequence[reconcile.Situation]) -> reconcile.Floor:
         return reconcile.Devices(situations)
@@ -150,3 +165,33 @@ class LocalSite:
         log = self._folder / active.job.id / "logs" / f"{worker.name}.log"
         lines = last_traceback(log).splitlines()
         return msgspec.structs.replace(exit, text="\n".join(lines[-_LOG_TAIL:])) if lines else exit
+
+
+class _Move(NamedTuple):
+    node: str
+    loses: bool
+    """Whether it loses its work by it."""
+
+
+def _moves(jobs: Sequence[Active]) -> dict[int, _Move]:
+    """Where those go, by number, who were asked to and are not on their way yet."""
+    return {
+        active.number: _Move(active.job.node, math.isfinite(loss.since_s(active)))
+        for active in jobs
+        if active.job.node and any(seat.node != active.job.node for seat in active.target)
+    }
+
+
+def _stranded(
+    answer: deciding.Verdicts, moves: Mapping[int, _Move], seats: Mapping[int, Sequence[Seat]]
+) -> tuple[int, ...]:
+    """Who should not move now: all of them if that would change anything for a pinned job; otherwise those who would
+    lose their work without arriving."""
+    got = {number: verdict.seats for number, verdict in answer.of.items()}
+    if any(sorted(got.get(number, ())) != sorted(seats.get(number, ())) for number in answer.pinned):
+        return tuple(moves)
+    return tuple(
+        number
+        for number, move in moves.items()
+        if move.loses and {seat.node for seat in got.get(number, ())} != {move.node}
+    )

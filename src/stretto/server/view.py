@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -82,9 +82,15 @@ class Landscape(Protocol):
 
 
 def snapshot(
-    jobs: Sequence[Active], cluster: Landscape, estimates: Estimates, now_s: float, most: Mapping[int, int]
+    jobs: Sequence[Active],
+    cluster: Landscape,
+    estimates: Estimates,
+    now_s: float,
+    most: Mapping[int, int],
+    staying: Container[int] = (),
 ) -> Snapshot:
-    """All these jobs, in order of number. `most` lowers the maximum of some (quotas)."""
+    """All these jobs, in order of number. `most` lowers the maximum of some (quotas); `staying` are those that are not
+    moved now though they were asked to."""
     nodes, pools = cluster.columns(), cluster.pools
     rows = _rows(jobs, estimates, most, _smallest(nodes))
     table = np.frombuffer(b"".join([row.packed for row in rows]), np.float64).reshape(len(rows), len(_COLUMNS))
@@ -98,8 +104,9 @@ def snapshot(
     demand = np.column_stack([columns.pop(name) for name in _DEMAND])
     columns["width"] = _in_slots(columns["width"], demand, nodes, pools)
     step, is_service = columns.pop("step"), columns.pop("is_service").astype(np.bool_)
-    placed = _placed(jobs, nodes, most)
-    columns |= _stops(columns, placed, now_s)
+    moving = {active.number: active.job.node for active in jobs if active.job.node and active.number not in staying}
+    placed = _placed(jobs, nodes, most, moving)
+    columns |= _stops(columns, placed, moving, now_s)
     capacity = np.bincount(nodes.pool, nodes.devices * GPU, len(pools)).astype(np.int64)
     found = Snapshot(
         now_s=now_s,
@@ -138,7 +145,10 @@ def _exploring(
     for j in np.flatnonzero(explores).tolist():
         active = jobs[j]
         own = estimates.measured(active.number)
-        if own and (curve := own.get(pools[active.pool]) if 0 <= active.pool < len(pools) else None):
+        # Whoever waits is thought of as it was last seen, wherever that was.
+        there = pools[active.pool : active.pool + 1] if active.pool >= 0 else pools
+        curve = next((own[pool] for pool in there if pool in own), None)
+        if curve is not None:
             measured[active.number] = curve
             continue
         klass = active.request.klass
@@ -156,7 +166,7 @@ _WHOLE = (
 _COLUMNS = (
     *_WHOLE, "submit_s", "deadline_s", "resize_s", "start_s", "remaining", "remaining_sd", "done", "ran_s", "gpu_s",
     "waited_s", "started_s", "changed_s", "is_service", "explores", "runs", "held", "waits",
-    "since_s", "fragile", "preemptible",
+    "since_s", "fragile", "unproven", "preemptible",
 )  # fmt: skip
 _PACK = struct.Struct(f"{len(_COLUMNS)}d").pack
 
@@ -231,7 +241,7 @@ def _values(active: Active, most: int | None, estimates: Estimates, smallest: in
         job.submitted_s, job.submitted_s + asked.deadline_s, resize_s, start_s, left, 0.0, progress.steps,
         job.ran_s, job.device_s, job.waited_s, math.nan if job.started_s is None else job.started_s, job.changed_s,
         asked.is_service, _explores(asked), held > 0, held * job.width_milli / GPU, job.phase == "queued",
-        loss.since_s(active) if not job.node else math.inf, loss.fragile(job), asked.preemptible,
+        loss.since_s(active), loss.fragile(job), loss.unproven(job), asked.preemptible,
     )  # fmt: skip
 
 
@@ -251,16 +261,19 @@ def _count_up(columns: dict[str, Any], now_s: float) -> None:
         columns[name] = columns[name] + span_s * columns.pop(rate)
 
 
-def _stops(columns: dict[str, Any], placed: IntArray, now_s: float) -> dict[str, Any]:
+def _stops(columns: dict[str, Any], placed: IntArray, moving: Collection[int], now_s: float) -> dict[str, Any]:
     """What a stop would do to each; no columns where nobody loses anything and everybody may be stopped. Whoever is on
-    a node that has gone has lost it already."""
-    since_s, fragile, preemptible = (columns.pop(name) for name in ("since_s", "fragile", "preemptible"))
+    a node that has gone has lost it already, and whoever moves gives it up."""
+    since_s, fragile, unproven, preemptible = (
+        columns.pop(name) for name in ("since_s", "fragile", "unproven", "preemptible")
+    )
     if not fragile.any() and np.isinf(since_s).all() and preemptible.all():
         return {}
-    whole = placed.sum(axis=1) >= columns["workers"]
+    keeps = (placed.sum(axis=1) >= columns["workers"]) & ~np.isin(columns["job"], list(moving))
     return {
-        "lost_s": np.where(whole, np.maximum(0.0, now_s - since_s), 0.0),
+        "lost_s": np.where(keeps, np.maximum(0.0, now_s - since_s), 0.0),
         "fragile": fragile.astype(np.bool_),
+        "unproven": unproven.astype(np.bool_),
         "preemptible": preemptible.astype(np.bool_),
     }
 
@@ -320,13 +333,13 @@ def _shape(active: Active) -> Shape:
     return Shape(active.number, asked.klass, asked.min_workers, asked.max_workers, asked.pools, dear)
 
 
-def _placed(jobs: Sequence[Active], nodes: Nodes, most: Mapping[int, int]) -> IntArray:
-    """[job, node] targets. A job that was asked to move counts as if it were there: placements keep what is placed."""
+def _placed(jobs: Sequence[Active], nodes: Nodes, most: Mapping[int, int], moving: Mapping[int, str]) -> IntArray:
+    """[job, node] targets. A job that moves counts as if it were there: placements keep what is placed."""
     at = {name: i for i, name in enumerate(nodes.name)}
     placed = np.zeros((len(jobs), len(nodes.name)), np.int64)
     for j, active in [(j, active) for j, active in enumerate(jobs) if active.target]:
         for seat in kept(active, most.get(active.number)):
-            node = active.job.node or seat.node
+            node = moving.get(active.number, seat.node)
             if node in at:
                 placed[j, at[node]] += 1
     return placed

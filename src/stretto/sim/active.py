@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray
 from stretto.sim import contention, levels
-from stretto.sim.trace import Trace
+from stretto.sim.trace import RESTART, RIGID, Trace
 from stretto.sim.world import Settings
 
 _T = TypeVar("_T", np.int64, np.float64)
 
 _COLUMNS = (
     "row", "workers", "pool", "restarts", "phase", "left", "anchor_s", "rate", "finish_s", "ran_s", "gpu_s", "waited_s",
-    "changed_s", "started_s", "placed", "curve", "wanted",
+    "changed_s", "started_s", "placed", "curve", "wanted", "part", "before",
 )  # fmt: skip
 
 
@@ -60,8 +60,11 @@ class Active:
         self.placed = np.zeros((0, nodes), np.int64)
         self.phase = ints
         self.left = floats
-        """Work of its phase that was left at `anchor_s`, when progress began after the pause of a change."""
+        """Work of its phase that is left at `anchor_s`: when progress begins after the pause of a change, or when all
+        its workers take part. Below zero if it ends before that."""
         self.anchor_s, self.rate, self.finish_s = floats, floats, floats
+        self.part, self.before = ints, floats
+        """Until then so many workers take part, and its speed is this."""
         self.unsaved, self.unsaved_s = floats, floats
         """Steps, and seconds of progress, since the last checkpoint at `anchor_s`; where stops lose work."""
         self.slowed = floats
@@ -92,7 +95,8 @@ class Active:
             "started_s": np.full(count, np.nan),
             "placed": np.zeros((count, self.nodes), np.int64),
             "curve": np.array([phases[r][1][0] for r in rows], np.int64) if phases else self.trace.curve[rows],
-            "wanted": zeros, "unsaved": zero, "unsaved_s": zero, "slowed": np.ones(count),
+            "wanted": zeros, "part": zeros, "before": zero,
+            "unsaved": zero, "unsaved_s": zero, "slowed": np.ones(count),
         }  # fmt: skip
         for name in self.columns:
             setattr(self, name, np.concatenate((getattr(self, name), fresh[name])))
@@ -153,7 +157,9 @@ class Active:
 
     def left_now(self, now_s: float) -> FloatArray:
         """Work left in the current phase."""
-        return np.maximum(0.0, self.left - self.rate * np.maximum(0.0, now_s - self.anchor_s))
+        since_s = now_s - self.anchor_s
+        progress = self.rate * np.maximum(0.0, since_s) + self.before * np.minimum(0.0, since_s)
+        return np.maximum(0.0, self.left - progress)
 
     def left_later(self) -> FloatArray:
         """Work left in the phases after it."""
@@ -195,10 +201,11 @@ class Active:
         self.ran_s[at] += np.where(ran, since_s, 0.0)
         self.waited_s[at] += np.where(ran, 0.0, since_s)
         self.gpu_s[at] += since_s * before * self.trace.width[self.row[at]] / GPU
-        progress = self.rate[at] * np.maximum(0.0, now_s - self.anchor_s[at])
-        self.left[at] = np.maximum(0.0, self.left[at] - progress)
+        self.left[at] = self.left_now(now_s)[at]
         if undone is not None:
             self._undo(at, undone)
+        coming_s = np.where(self.before[at] > 0, np.maximum(0.0, self.anchor_s[at] - now_s), 0.0)
+        part = np.where(self.anchor_s[at] > now_s, self.part[at], before)
         self.changed_s = _with(self.changed_s, at, now_s)
         self.workers = _with(self.workers, at, workers[at])
         self.pool = _with(self.pool, at, pool[at])
@@ -207,7 +214,9 @@ class Active:
         self.restarts = _with(self.restarts, at, self.restarts[at] + runs)
         fresh = at[starts & np.isnan(self.started_s[at])]
         self.started_s = _with(self.started_s, fresh, now_s)
-        self._charge(at, starts, resizes, stops, now_s)
+        room_s = self.settings.leave_s if (self.workers[at] < before).any() else 0.0
+        self._charge(at, starts, resizes, stops, now_s, room_s)
+        self._join(at, before, part, coming_s, now_s, room_s)
         self._refresh_rates(at)
         if self.crowded:
             self._feel_neighbours(now_s)
@@ -287,27 +296,56 @@ class Active:
         self.slowed = slowed
         self._refresh_rates(at)
 
-    def _charge(self, at: IntArray, starts: BoolArray, resizes: BoolArray, stops: BoolArray, now_s: float) -> None:
+    def _charge(
+        self, at: IntArray, starts: BoolArray, resizes: BoolArray, stops: BoolArray, now_s: float, room_s: float
+    ) -> None:
+        """`room_s`: until there is room for those who start."""
         rows = self.row[at]
-        cost_s = np.where(starts, self.start_cost_s[rows], np.where(resizes, self.resize_cost_s[rows], 0.0))
+        cost_s = np.where(starts, self.start_cost_s[rows] + room_s, np.where(resizes, self.resize_cost_s[rows], 0.0))
         # A job that is changed while it still pauses is charged for the longer of the rest and the new pause,
         # one that is stopped for neither.
-        unspent_s = np.where(starts, 0.0, np.maximum(0.0, self.anchor_s[at] - now_s))
+        pauses = ~starts & (self.before[at] == 0)
+        unspent_s = np.where(pauses, np.maximum(0.0, self.anchor_s[at] - now_s), 0.0)
         cost_s = np.where(resizes, np.maximum(cost_s, unspent_s), cost_s)
         self.tally.paused_s[rows] += cost_s - unspent_s
         self.tally.preemptions[rows] += stops
         self.tally.resizes[rows] += resizes
         self.anchor_s[at] = now_s + cost_s
 
+    def _join(
+        self, at: IntArray, before: IntArray, part: IntArray, coming_s: FloatArray, now_s: float, room_s: float
+    ) -> None:
+        """Let jobs that are not restarted go on as they were until newcomers take part, who first wait for room.
+        `part` of the workers that they had `before` take part now, all of them in `coming_s`."""
+        self.part[at], self.before[at] = np.where(before > 0, self.workers[at], 0), 0.0
+        if not self.settings.join_s and not room_s:
+            return
+        level = self.trace.level
+        goes_on = (part > 0) & (self.workers[at] > part)
+        if level is not None:
+            goes_on &= (level[self.row[at]] != RESTART) & (level[self.row[at]] != RIGID)
+        for i in np.flatnonzero(goes_on).tolist():
+            j = int(at[i])
+            pause_s = float(self.resize_cost_s[self.row[j]])
+            is_more = self.workers[j] > before[i]
+            waits_s = self.settings.join_s + room_s if is_more else float(coming_s[i])
+            self.part[j], self.anchor_s[j] = part[i], now_s + waits_s + pause_s
+            if waits_s > 0:
+                done = self._rate_of(j, int(part[i])) * waits_s
+                self.before[j] = done / (waits_s + pause_s)
+                self.left[j] -= done
+
     def _refresh_rates(self, at: IntArray) -> None:
         for j in at.tolist():
             rate = self.rate[j] = self._rate_of(j)
             if self.trace.services and self.trace.services[int(self.row[j])] is not None:
                 continue
-            self.finish_s[j] = self.anchor_s[j] + self.left[j] / rate if rate > 0 else math.inf
+            speed = rate if self.left[j] >= 0 else self.before[j]
+            self.finish_s[j] = self.anchor_s[j] + self.left[j] / speed if speed > 0 else math.inf
 
-    def _rate_of(self, j: int) -> float:
-        count = int(self.workers[j])
+    def _rate_of(self, j: int, workers: int | None = None) -> float:
+        """On the workers that it has, or so many of them."""
+        count = int(self.workers[j]) if workers is None else workers
         if not count:
             return 0.0
         return self._own_rate(j, count) * float(self.slowed[j]) if self.crowded else self._own_rate(j, count)

@@ -7,6 +7,7 @@ nodes fail, loads change, (3) ask the policy with a snapshot, (4) check its answ
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from stretto.core.agenda import Agenda
 from stretto.core.cycle import CycleState, Outcome
 from stretto.core.policy import Policy
 from stretto.core.reasons import Reason
-from stretto.core.snapshot import BoolArray, History, IntArray, Nodes, Snapshot
+from stretto.core.snapshot import BoolArray, FloatArray, History, IntArray, Nodes, Snapshot
 from stretto.sim import learning
 from stretto.sim.active import Active
 from stretto.sim.machines import Machines
@@ -24,6 +25,19 @@ from stretto.sim.trace import Trace
 from stretto.sim.turns import IDLE_TURNS, LOST_TIMES, REPORT_EVERY, Progress, hopeless, stuck
 from stretto.sim.views import Views
 from stretto.sim.world import Change, Result, Settings
+
+
+class Between(Protocol):
+    """Stands between the world and the cycle, where that is told less, or otherwise, than it is."""
+
+    def seen(self, view: Snapshot, speed: FloatArray) -> Snapshot:
+        """The snapshot as the cycle gets to see it. `speed`: steps/s that each job really makes now."""
+
+    def ended(self, numbers: IntArray) -> None:
+        """These jobs have finished."""
+
+    def next_s(self, numbers: IntArray, workers: IntArray, pool: IntArray, changed_s: FloatArray) -> float:
+        """When there will be news for the cycle; inf: there will be none."""
 
 
 class Engine:
@@ -44,17 +58,20 @@ class Engine:
         self.jobs = Active(trace, settings, nodes.devices if self.placing else None)
         self.machines = Machines(pools, nodes, settings.failures)
         self.views = Views(trace, settings)
-        self.learner = learning.learner(settings)
+        self.learner: Between | None = learning.learner(settings)
         self.history = History()
         self.rules, self.state = settings.cycle, CycleState()
         self.agenda = Agenda(wake_s=math.inf)
         self.now_s = 0.0
         self.changes: list[Change] = []
         self.events = self.decisions = self.idle = 0
+        self.patience = IDLE_TURNS
+        """Turns in a row in which nothing but thinking happens, where nobody makes progress."""
 
     def run(self) -> Result:
-        """All turns, to the end of the last job."""
-        while self.jobs.ended < len(self.trace):
+        """All turns, to the end of the last job that has one: some services go on for ever."""
+        endless = int(np.isinf(self.trace.duration_s).sum())
+        while self.jobs.ended < len(self.trace) - endless:
             self.now_s = self.next_moment()
             self.events += 1
             touched = self._release_finished() | self.jobs.admit(self.now_s)
@@ -81,7 +98,7 @@ class Engine:
         end_s = float(self.jobs.finish_s.min(initial=math.inf))
         moment_s = min(ask_s, self.jobs.next_arrival_s, end_s, self.machines.next_s, self._next_load_change())
         self.idle = self.idle + 1 if moment_s == ask_s else 0
-        if moment_s == math.inf or self.idle > IDLE_TURNS:
+        if moment_s == math.inf or self.idle > (IDLE_TURNS if end_s < math.inf else self.patience):
             raise stuck(self.policy.name, self.trace.ids[int(self.jobs.row[0])])
         return max(moment_s, self.now_s)
 

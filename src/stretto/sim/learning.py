@@ -26,7 +26,7 @@ import numpy as np
 from stretto.core import exploring
 from stretto.core.estimate import belief
 from stretto.core.estimate import curve as curves
-from stretto.core.estimate.curve import Curve
+from stretto.core.estimate.curve import Curve, Window
 from stretto.core.estimate.history import ClassHistory, Length, learn, lengths
 from stretto.core.estimate.remaining import left_of_all
 from stretto.core.snapshot import FloatArray, IntArray, Snapshot
@@ -35,7 +35,7 @@ from stretto.sim.world import Settings
 _AT_ONCE = 100
 """Measurements that are taken over at a time; more would not change the curve."""
 _AGAIN = 4
-_WINDOW_STEPS = 8.0
+_WINDOW_STEPS = 8
 """Steps of one measurement, as live."""
 _SETTLED_STEPS = 64.0
 """After so many steps at a size more of them change little."""
@@ -198,17 +198,19 @@ class Learner:
                 job.since_s, job.taken = changed_s, 0
             times = max(1, int((view.now_s - changed_s - job.pause_s) / self.settings.observe_s + _HAIR))
             if times >= _AGAIN * job.taken or rate != job.rate:
-                self._note(job, int(view.pool[j]), int(view.workers[j]), rate, max(1, times - job.taken))
+                self._note(job, int(view.pool[j]), int(view.workers[j]), rate, max(1, times - job.taken), view.now_s)
                 job.taken, job.rate, job.stale = times, rate, True
 
-    def _note(self, job: _Job, pool: int, workers: int, rate: float, times: int) -> None:
+    def _note(self, job: _Job, pool: int, workers: int, rate: float, times: int, now_s: float) -> None:
         if rate <= 0:
             job.useless |= {pool}
             return
         curve = job.measured.get(pool, Curve())
         spread = self.settings.observe_sd * math.sqrt(_WINDOW_STEPS)
         for noise in self._noise(min(times, _AT_ONCE)):
-            curve = curves.observe(curve, workers, noise / rate, _WINDOW_STEPS, spread * noise / rate)
+            step_s = noise / rate
+            window = Window(workers, _WINDOW_STEPS, step_s, spread * step_s, now_s - self.settings.observe_s, now_s)
+            curve = curves.take_in(curve, window)
         job.measured = {**job.measured, pool: curve}
         if math.isnan(job.shift):
             job.shift = math.log(rate * self.settings.observe_s / _WINDOW_STEPS)

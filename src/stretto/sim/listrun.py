@@ -41,6 +41,8 @@ def applies(trace: Trace, pools: tuple[str, ...], policy: Policy, settings: Sett
         return False
     if settings.slot_s or settings.gap_s or settings.placement or settings.failures or settings.contention:
         return False
+    if settings.join_s or settings.leave_s:
+        return False
     if levels.stakes(trace, settings) is not None:
         return False
     return len(pools) == 1 and not trace.services and not trace.phases

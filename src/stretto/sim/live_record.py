@@ -9,10 +9,14 @@ What a site knows beyond snapshots (`cycle.Fit`) is part of the record as its an
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import logging
+import os
 import platform
 import threading
+import zlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -26,8 +30,12 @@ from stretto.core.codec import CodecError
 from stretto.core.cycle import CycleState, Fit, Outcome, Settings
 from stretto.core.policy import Policy
 from stretto.core.snapshot import IntArray, Snapshot
-from stretto.errors import TraceError
+from stretto.errors import TraceError, UsageError
 from stretto.sim.record import Difference, Replay
+
+_log = logging.getLogger("stretto.server")
+
+_BLOCK = 2**16
 
 
 class LiveHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,24 +54,36 @@ class Recorder:
     """Decides as the cycle does, and writes it down. Called from one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not path.exists() or not path.stat().st_size
-        self._file = _open(path, "at")
+        """Raises `UsageError` where nothing can be written: better now than when decisions are missed."""
         self._lock = threading.Lock()
-        if is_new:
-            self._write(msgspec.to_builtins(header()))
+        self._trouble = ""
+        """Why the last decision that was not recorded was not."""
+        if path.suffix == ".gz":
+            # A server that is killed would leave a file that nobody can read to its end.
+            text = f"decisions are not compressed while they are recorded: {path}"
+            raise UsageError(text, hint="leave out .gz, and compress the file when the server has ended")
+        try:
+            self._file = _begun(path)
+        except OSError as error:
+            text = f"decisions cannot be recorded in {path}: {error.strerror or error}"
+            raise UsageError(text, hint="give another file with --record") from None
 
     def decide(
         self, view: Snapshot, policy: Policy, state: CycleState, settings: Settings, fit: Fit | None = None
     ) -> Outcome:
         answers: list[IntArray] = []
         outcome = cycle.decide(view, policy, state, settings, _Heard(fit, answers) if fit is not None else None)
-        line = {
-            "policy": policy.name, "options": msgspec.to_builtins(policy.options), "settings": codec.plain(settings),
-            "view": codec.plain(view), "state": codec.plain(state), "fits": codec.plain(answers),
-            "outcome": codec.plain(outcome),
-        }  # fmt: skip
-        self._write(line)
+        try:
+            self._write({
+                "policy": policy.name, "options": msgspec.to_builtins(policy.options),
+                "settings": codec.plain(settings), "view": codec.plain(view), "state": codec.plain(state),
+                "fits": codec.plain(answers), "outcome": codec.plain(outcome),
+            })  # fmt: skip
+        except (CodecError, OSError, ValueError) as error:
+            # A decision counts for more than its record.
+            if str(error) != self._trouble:
+                _log.warning("a decision could not be recorded: %s", error)
+            self._trouble = str(error)
         return outcome
 
     def close(self) -> None:
@@ -71,8 +91,44 @@ class Recorder:
 
     def _write(self, line: Any) -> None:
         with self._lock:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-            self._file.flush()
+            _write(self._file, line)
+
+
+def _begun(path: Path) -> IO[str]:
+    """The file, with a header."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _cut_off_half_a_line(path)
+    is_new = not path.exists() or not path.stat().st_size
+    file = path.open("a", encoding="utf-8")
+    try:
+        if is_new:
+            _write(file, msgspec.to_builtins(header()))
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.close()
+        raise
+    return file
+
+
+def _write(file: IO[str], line: Any) -> None:
+    file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    file.flush()
+
+
+def _cut_off_half_a_line(path: Path) -> None:
+    """What a server leaves that is killed while it writes."""
+    if not path.is_file():
+        return
+    with path.open("rb+") as file:
+        end = kept = file.seek(0, os.SEEK_END)
+        while kept:
+            file.seek(max(0, kept - _BLOCK))
+            block = file.read(min(_BLOCK, kept))
+            kept = kept - len(block) + block.rfind(b"\n") + 1
+            if b"\n" in block:
+                break
+        if kept < end:
+            file.truncate(kept)
 
 
 class _Heard:
@@ -105,7 +161,7 @@ class _Said:
 
 def of_this_kind(path: Path) -> bool:
     """Whether the same versions on the same kind of processor decided as would now."""
-    with _open(path, "rt") as file:
+    with _open(path) as file:
         kept = msgspec.convert(json.loads(file.readline()), LiveHeader)
     return kept == header()
 
@@ -114,7 +170,7 @@ def is_live(path: Path) -> bool:
     """Whether a record is of a live system."""
     if not path.is_file():
         return False
-    with _open(path, "rt") as file:
+    with _open(path) as file:
         first = file.readline()
     return '"live"' in first[:200]
 
@@ -164,8 +220,8 @@ def _difference(kept: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def _decisions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with _open(path, "rt") as file:
-        for number, text in enumerate(file, 1):
+    with _open(path) as file:
+        for number, text in enumerate(_whole_lines(file, path), 1):
             if number == 1:
                 continue
             try:
@@ -194,7 +250,17 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _open(path: Path, mode: str) -> IO[str]:
+def _whole_lines(file: IO[str], path: Path) -> Iterator[str]:
+    try:
+        yield from file
+    except (EOFError, zlib.error, OSError) as error:
+        raise TraceError(
+            f"record {path.name!r} cannot be read to its end: {error}", hint="the file is damaged"
+        ) from None
+
+
+def _open(path: Path) -> IO[str]:
+    """One that was compressed later is read as it is."""
     if path.suffix == ".gz":
-        return gzip.open(path, mode, encoding="utf-8")  # type: ignore[return-value]
-    return path.open(mode, encoding="utf-8")
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")

@@ -25,6 +25,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds without progress at every start from zero."""
     resize_s: float = 0.0
     """Seconds without progress at every change of size or place."""
+    join_s: float = 0.0
+    """Seconds until workers that are added to a running job take part. Until then it goes on as it was, unless its
+    level says that it is restarted."""
+    leave_s: float = 0.0
+    """Seconds until workers that are taken from a running job have gone: who gets their room starts so much later."""
     lengths: Literal["known", "estimated", "unknown"] = "known"
     """Whether policies are told how much work is left, the truth or what finished jobs suggest."""
     estimate_sd: float = 0.0

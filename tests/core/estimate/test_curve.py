@@ -174,11 +174,24 @@ def test_windows_that_cannot_be_teach_nothing(given_windows: list[tuple[int, flo
         {"workers": [1, 2], "count": [3.0], "mean": [0.0], "squares": [0.0]},
         {"workers": [1], "count": [0.0], "mean": [0.0], "squares": [0.0]},
         {"workers": [1], "count": [1.0], "mean": [0.0], "squares": [-1.0]},
+        {"workers": [1], "count": [1.0], "mean": [1e3], "squares": [0.0]},
+        {"workers": [1], "count": [1.0], "mean": [-1e3], "squares": [0.0]},
+        {"workers": [0], "count": [1.0], "mean": [0.0], "squares": [0.0]},
+        {"workers": [10**9], "count": [1.0], "mean": [0.0], "squares": [0.0]},
+        {"workers": [2, 1], "count": [1.0, 1.0], "mean": [0.0, 0.0], "squares": [0.0, 0.0]},
+        {"workers": [2, 2], "count": [1.0, 1.0], "mean": [0.0, 0.0], "squares": [0.0, 0.0]},
     ],
 )
 def test_what_is_no_curve_is_not_read(stored: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(stored, Curve)
+
+
+@pytest.mark.parametrize("name", ["count", "mean", "squares"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_curve_is_made_of_numbers(name: str, wrong: float) -> None:
+    with pytest.raises(ValueError, match="curve"):
+        Curve(**({"workers": (1,), "count": (1.0,), "mean": (0.0,), "squares": (0.0,)} | {name: (wrong,)}))  # type: ignore[arg-type]
 
 
 def test_explore_by_doubling() -> None:

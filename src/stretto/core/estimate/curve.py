@@ -15,6 +15,7 @@ The rates handed out start at 0, never fall with more workers and are never nan.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -26,7 +27,13 @@ _MEMORY = 100.0
 """Observations like the latest that count at one size: what is older fades, so that a curve may change."""
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-3, 1e9
 _OUTLIER = 3.0
-_STRANGE_WINDOWS, _STRANGE_BY = 5, 0.15
+_STRANGE_WINDOWS, _STRANGE_BY, _STRANGE_SD = 5, 0.15, 3.0
+"""So many windows in a row that are off by more than this, and by more than they usually are: the job has changed."""
+_DRIFT_WINDOWS = 20
+_AGAIN = 10.0
+"""A job is measured anew only after so many times what its last exploration cost."""
+TRIAL_STEPS = 16
+"""So many steps at a size are enough to try it."""
 _PRIOR_WEIGHT = 2.0
 _PULL = 0.05
 _NOISE = 0.2
@@ -95,13 +102,25 @@ class Curve(msgspec.Struct, frozen=True):
     squares: tuple[float, ...] = ()
     strange: int = 0
     """Windows in a row that were far slower (or, below zero, faster) than what was seen at their size before."""
+    drift: float = 0.0
+    """Mean square of log(step_s) of a window against what was seen at its size before: by so much its speed wanders."""
+    began_s: float = 0.0
+    """When the first of these windows began."""
 
     def __post_init__(self) -> None:
         """What is read from elsewhere is refused where it is no curve."""
         if not len(self.workers) == len(self.count) == len(self.mean) == len(self.squares):
             raise ValueError("a curve has as many counts, means and squares as sizes")
-        if min(self.count, default=1.0) <= 0 or min(self.squares, default=0.0) < 0:
+        largest, longest_log = 10**6, 700.0
+        if not all(0 < count < math.inf for count in self.count) or not all(
+            0 <= one < math.inf for one in self.squares
+        ):
             raise ValueError("a curve has sizes that were seen")
+        following = (*self.workers[1:], largest)
+        if not all(1 <= size < larger for size, larger in zip(self.workers, following, strict=False)):
+            raise ValueError("the sizes of a curve ascend from one worker")
+        if not all(abs(mean) < longest_log for mean in self.mean):
+            raise ValueError("the steps of a curve take some time, and not for ever")
 
     @property
     def widest(self) -> int:
@@ -146,20 +165,38 @@ def observe(curve: Curve, workers: int, step_s: float, steps: float = 1.0, sprea
 
 def take_in(curve: Curve, window: Window) -> Curve:
     """The curve after one more window. When several in a row are far from what was seen at their size, to the same
-    side, the job is not what it was: all that is known of it is what it does now."""
-    strange = _strange(curve, window)
+    side, and farther than they usually are, the job is not what it was: all that is known of it is what it does now."""
+    off = _off(curve, window)
+    limit = max(_STRANGE_BY, _STRANGE_SD * math.sqrt(curve.drift))
+    strange = _strange(curve, off, limit)
+    drift = curve.drift + (min(abs(off), limit) ** 2 - curve.drift) / _DRIFT_WINDOWS
     if abs(strange) >= _STRANGE_WINDOWS:
+        fastest_s = min(one.step_s for one in measured(curve))
+        if window.ended_s - curve.began_s < _AGAIN * slower_s(measured(curve), fastest_s):
+            return msgspec.structs.replace(curve, strange=strange)
         curve, strange = Curve(), 0
     taken = observe(curve, window.workers, window.median_s, window.count, window.spread_s)
-    return taken if taken is curve else msgspec.structs.replace(taken, strange=strange)
+    if taken is curve:
+        return curve
+    began_s = curve.began_s if curve.workers else window.began_s
+    return msgspec.structs.replace(taken, strange=strange, drift=drift, began_s=began_s)
 
 
-def _strange(curve: Curve, window: Window) -> int:
-    """How many windows in a row, this one included, were slower (or, below zero, faster) than seen before."""
+def slower_s(seen: Iterable[Measured], than_s: float) -> float:
+    """What trying these sizes cost, against steps of that length. Whoever stayed longer at one had another reason."""
+    return sum(min(one.steps, TRIAL_STEPS) * max(0.0, one.step_s - than_s) for one in seen)
+
+
+def _off(curve: Curve, window: Window) -> float:
+    """log(step_s) against what was seen at this size; 0 where nothing was."""
     if window.workers not in curve.workers or not 0 < window.median_s < math.inf:
-        return 0
-    off = math.log(window.median_s) - curve.mean[curve.workers.index(window.workers)]
-    if abs(off) <= _STRANGE_BY:
+        return 0.0
+    return math.log(window.median_s) - curve.mean[curve.workers.index(window.workers)]
+
+
+def _strange(curve: Curve, off: float, limit: float) -> int:
+    """How many windows in a row, this one included, were slower (or, below zero, faster) than seen before."""
+    if abs(off) <= limit:
         return 0
     sign = 1 if off > 0 else -1
     return curve.strange + sign if curve.strange * sign >= 0 else sign
@@ -227,7 +264,7 @@ def _with(curve: Curve, workers: int, count: float, mean: float, squares: float)
     rows[workers] = [count, mean, squares]
     sizes = tuple(sorted(rows))
     counts, means, spreads = zip(*(rows[w] for w in sizes), strict=True)
-    return Curve(sizes, counts, means, spreads, curve.strange)
+    return Curve(sizes, counts, means, spreads, curve.strange, curve.drift, curve.began_s)
 
 
 def _evidence(curve: Curve, prior: Curve | None) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -6,9 +6,10 @@ answers the loop, and calls `changed` when its answers have changed.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,6 +19,8 @@ from stretto.jobs.model import Phase, Seat, Worker
 from stretto.server import asked
 from stretto.server.book import Active
 from stretto.server.estimates import Estimates
+
+_LOOKS = 2
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,10 @@ class Surroundings:
     """Asks a worker that leaves to end."""
     environment: Mapping[str, str]
     """The server's own."""
+    disturbed: Callable[[int, float, float], bool] = lambda job, since_s, until_s: False
+    """Whether neighbours of a job came or went in that time."""
+    looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LOOKS))
+    """Held while folders are looked through: a file system that hangs must not take all threads."""
 
 
 class Driver(ABC):
@@ -74,6 +81,8 @@ class Driver(ABC):
         """How the job ends, once that is known: then nothing is started any more."""
         self.seen: Kept | None = None
         """Whether its progress outlives its processes, as was seen last; the loop writes it down."""
+        self.looking_back: asyncio.Task[None] | None = None
+        """Its last worker has ended: finds out whether its progress was saved."""
 
     def watch_pauses(self) -> None:
         """From now on."""

@@ -24,6 +24,8 @@ from stretto.server.drivers.base import Driver, End, Judgement, Surroundings, de
 from stretto.server.drivers.speed import Speed
 
 EVICTED_CODE = 75
+_LONGEST_S = 1e9
+"""Of pauses; who says more is mistaken."""
 
 
 class ElasticDriver(Driver):
@@ -173,8 +175,9 @@ class ElasticDriver(Driver):
                 progress = self.active.progress
                 progress.steps = max(progress.steps, committed)
                 progress.metrics = {name: value for name, value in heartbeat.metrics.items() if math.isfinite(value)}
-                progress.paused_s = max(progress.paused_s, heartbeat.paused_s)
-                if heartbeat.total:
+                if heartbeat.paused_s < _LONGEST_S:
+                    progress.paused_s = max(progress.paused_s, heartbeat.paused_s)
+                if heartbeat.total > 0:
                     progress.total = heartbeat.total
                 if heartbeat.saved > (progress.saved[0] if progress.saved is not None else -1):
                     progress.saved = heartbeat.saved, self.around.clock()

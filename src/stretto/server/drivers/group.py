@@ -12,20 +12,25 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from stretto.backends.protocol import Exit
 from stretto.jobs.events import Kept
 from stretto.jobs.model import Seat, Worker
-from stretto.server import loss
 from stretto.server.asked import workdir
 from stretto.server.book import Active
 from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe, fault_of
 from stretto.server.drivers.torchrun import contract
+from stretto.server.saves import Saves
 from stretto.tasks import stop
 
-_LOOK_S = 1.0
+_LOOK_S, _LONGEST_REST_S = 1.0, 60.0
+_RESTS = 50.0
+"""Times as long as a look took, nobody looks again: where there are many files, or they are far away, it is seldom."""
+_AT_REST_S = 1.0
+"""A file that was written to a moment ago may not be whole."""
 _CLOCK_TICK_S = 0.02
 """Files may be dated so much too early."""
 
@@ -45,7 +50,8 @@ class GroupDriver(Driver):
         self._ends: list[Exit] = []
         """How those ended."""
         self.checkpoints = self._find_checkpoints() if active.job.level == "restart" else None
-        self._looking = None if self.checkpoints is None else asyncio.create_task(self._look(self.checkpoints))
+        self._saves = None if self.checkpoints is None else Saves(self.checkpoints, surroundings.clock)
+        self._looking = None if self._saves is None else asyncio.create_task(self._look(self._saves))
 
     @property
     def joined(self) -> frozenset[str]:
@@ -90,6 +96,7 @@ class GroupDriver(Driver):
 
     async def close(self) -> None:
         await stop(self._looking)
+        await stop(self.looking_back)
 
     def exited(self, worker: Worker, exit: Exit, left: int) -> Judgement:
         if worker.leaving:
@@ -130,28 +137,48 @@ class GroupDriver(Driver):
             return self.folder / "checkpoints"
         return Path(os.path.normpath(os.path.join(workdir(job, self.active.file), os.path.expanduser(named))))
 
-    async def _look(self, folder: Path) -> None:
+    async def _look(self, saves: Saves) -> None:
+        rest_s = _LOOK_S
         while True:
-            await asyncio.sleep(_LOOK_S)
-            saved_s = await asyncio.to_thread(loss.newest_s, folder) if self.active.job.workers else 0.0
-            if saved_s > self.active.saved_s:
-                self.active.saved_s = saved_s
-                self.around.changed(self.active.number)
+            await asyncio.sleep(rest_s)
+            if self.active.job.workers:
+                rest_s = await self._look_once(saves, _AT_REST_S)
+
+    async def _look_once(self, saves: Saves, at_rest_s: float) -> float:
+        """Gives back how long to wait before the next look."""
+        async with self.around.looks:
+            began_s = time.monotonic()
+            saved_s = await asyncio.to_thread(saves.newest_s, at_rest_s)
+            took_s = time.monotonic() - began_s
+        if saved_s > self.active.saved_s:
+            self.active.saved_s = saved_s
+            self.around.changed(self.active.number)
+        return min(max(_LOOK_S, _RESTS * took_s), _LONGEST_REST_S)
 
     def _look_back(self, asked_s: float) -> None:
         """All were asked to end, and have. Has it saved?"""
-        by_itself = all(end.how == "exited" for end in self._ends)
-        if by_itself and self._has_saved(asked_s):
+        self._asked_s = None
+        if not all(end.how == "exited" for end in self._ends):
+            self._judge(saved=False)
+        elif self._saves is None:
+            self._judge(saved=self._says_it_saved())
+        else:
+            self.looking_back = asyncio.create_task(self._look_for_last_save(self._saves, asked_s))
+
+    async def _look_for_last_save(self, saves: Saves, asked_s: float) -> None:
+        await self._look_once(saves, 0.0)
+        self._judge(saved=self.active.saved_s >= asked_s - _CLOCK_TICK_S)
+        self.around.changed(self.active.number)
+
+    def _judge(self, *, saved: bool) -> None:
+        if saved:
             self.seen = Kept(how="it saved its state when it was asked to end")
         elif self.active.job.keeps:
             self.seen = Kept(how="it was asked to end, and has not saved its state", keeps=False)
-        self._asked_s = None
 
-    def _has_saved(self, asked_s: float) -> bool:
-        if self.checkpoints is None:
-            return False
-        self.active.saved_s = max(self.active.saved_s, loss.newest_s(self.checkpoints))
-        return self.active.saved_s >= asked_s - _CLOCK_TICK_S
+    def _says_it_saved(self) -> bool:
+        """Of one whose files nobody can look at."""
+        return False
 
 
 def _free_port() -> int:

@@ -1,8 +1,9 @@
 """How fast one elastic job is: which of the steps that its workers timed count, and what to expect before any do.
 
 Only windows of the generation that the coordinator knows are taken in, from its leader, each once. What was timed
-while newcomers were starting is dropped: they take time from those who train. A job that has another size than before
-has the speed that is to be expected of it until its first window there is complete.
+while newcomers were starting is dropped: they take time from those who train. So is what was timed while neighbours
+came or went. A job that has another size than before has the speed that is to be expected of it until its first window
+there is complete.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Speed:
             return
         self._counted = told.generation, told.number
         if self._beside_newcomers(told.generation, window):
+            return
+        if self._around.disturbed(self._active.number, window.began_s, window.ended_s):
             return
         self._active.progress.window, self._active.progress.rate = window, window.rate
         pool = self._pool()

@@ -1,0 +1,135 @@
+"""Jobs keep coming that may not be stopped once they run, and not all of them say the truth: nobody starves."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trickle import Program, Trickle
+
+from stretto.core.cycle import Settings
+from stretto.core.reservations import Wait
+
+HAIR_S = 1e-6
+POLICIES = {
+    "srtf": {},
+    "stretto": {},
+    "afs-l": {},
+    "elastic-srtf": {},
+    "edf": {},
+    "round-robin": {"quantum_s": 5.0},
+    "gavel": {"round_s": 30.0, "reset_s": 60.0},
+    "tiresias": {"running_first": False},
+}
+
+
+def wide_among_narrow(policy: str, narrow: Program, **options: object) -> Program:
+    """What becomes of a job that needs both slots while others of one slot come every 50 s, and last for 100 s."""
+    wide = Program(2, 60.0, 2, 10.0, hint_s=0.5)
+    others = [Program(i + (i > 1), 50.0 * i, 1, 100.0, narrow.hint_s, narrow.kind) for i in range(40)]
+    world = Trickle(2, [wide, *others], policy, **options)
+    world.run(2000.0)
+    assert not any(one.lost_s for one in others)
+    return wide
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        Program(0, 0.0, 1, 100.0, hint_s=1.0),
+        Program(0, 0.0, 1, 100.0, kind="never-joins"),
+        Program(0, 0.0, 1, 100.0, hint_s=1.0, kind="stays"),
+    ],
+    ids=["says that it is short", "says that it is elastic", "keeps its progress"],
+)
+def test_a_wide_job_starts_though_others_keep_coming(policy: str, narrow: Program) -> None:
+    wide = wide_among_narrow(policy, narrow, **POLICIES[policy])
+    assert wide.began_s <= 500.0
+
+
+def test_a_policy_that_passes_jobs_over_by_itself_may() -> None:
+    """Also where it may stop whom it likes: the running jobs of a queue are served before those of it that wait."""
+    wide = Program(2, 60.0, 2, 10.0)
+    others = [Program(i + (i > 1), 50.0 * i, 1, 100.0) for i in range(40)]
+    world = Trickle(2, [wide, *others], "tiresias")
+    world.settings = Settings(stops_lose_work=True)
+    world.run(2000.0)
+    assert math.isnan(wide.began_s)
+
+
+class Judged(Trickle):
+    """Nobody who may be pinned passes a job after its promised start, but for those whose turn is before; and when
+    those have ended that ran then the job starts."""
+
+    reserved = 0
+
+    def decide(self) -> None:
+        before, waited = self.state.blocked, {n for n, one in self.there.items() if not one.workers}
+        super().decide()
+        came = [one for n, one in self.there.items() if n in waited and one.workers]
+        self.reserved += sum(before[one.number].is_promised for one in came if one.number in before)
+        for number in waited & self.state.blocked.keys():
+            if not (one := self.there[number]).workers and self.state.blocked[number].is_promised:
+                self._judge(one, came, {**before, **self.state.blocked})
+
+    def _judge(self, waits: Program, came: list[Program], blocked: dict[int, Wait]) -> None:
+        promised_s = blocked[waits.number].promised_s
+        is_over = self.now_s > promised_s + HAIR_S
+        some = came if is_over else self.there.values()
+        fragile = [one for one in some if one.workers and one.kind != "joins"]
+        if is_over:
+            passed = [one.number for one in fragile if not self._is_before(one, waits, blocked)]
+            assert not passed, f"{passed} pass {waits.number} at {self.now_s} s"
+        ends_s = max((one.ends_s(self.now_s) for one in fragile), default=0.0)
+        waits.until_s = max(waits.until_s, promised_s, ends_s)
+        first = [one for one in self.there.values() if self._is_before(one, waits, blocked)]
+        if not any(one.workers or one.number in self.state.blocked for one in first):
+            assert self.now_s <= waits.until_s + HAIR_S, f"{waits.number} still waits at {self.now_s} s"
+
+    def _is_before(self, one: Program, waits: Program, blocked: dict[int, Wait]) -> bool:
+        if one.priority != waits.priority or one.number not in blocked:
+            return one.priority > waits.priority
+        rank = blocked[waits.number].since_s, waits.number
+        return (blocked[one.number].since_s, one.number) < rank
+
+
+def programs(seed: int, priorities: int) -> list[Program]:
+    """More than six slots can do, until the end; half of them say something wrong of their length, or of what a stop
+    would cost them."""
+    draw = random.Random(seed)
+    found, at_s = [], 0.0
+    for number in range(60):
+        at_s += draw.expovariate(1 / 18)
+        lasts_s = draw.choice((5.0, 40.0, 120.0))
+        hint_s = draw.choice((lasts_s, lasts_s, 1.0, 10 * lasts_s, math.nan))
+        found.append(
+            Program(
+                number, round(at_s, 1), draw.choice((1, 1, 1, 2, 4, 6)), lasts_s, hint_s,
+                draw.choice(("plain", "plain", "never-joins", "joins", "stays")), draw.randrange(priorities),
+                preemptible=draw.random() < 0.3,
+            )
+        )  # fmt: skip
+    return found
+
+
+@settings(max_examples=30)
+@given(policy=st.sampled_from(list(POLICIES)), seed=st.integers(0, 10**6), priorities=st.sampled_from([1, 3]))
+def test_promises_are_kept_while_others_keep_coming(policy: str, seed: int, priorities: int) -> None:
+    some = programs(seed, priorities)
+    world = Judged(6, some, policy, **POLICIES[policy])
+    world.run(some[-1].arrives_s)
+
+
+def test_reservations_are_used() -> None:
+    """So that the test above says something."""
+    used = 0
+    for policy, options in POLICIES.items():
+        some = programs(7, 1)
+        world = Judged(6, some, policy, **options)
+        world.run(some[-1].arrives_s)
+        used += world.reserved
+    assert used >= 20
