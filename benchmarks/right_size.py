@@ -1,6 +1,6 @@
 """Does a job get the size at which it is fastest, and what does finding it cost?
 
-    python benchmarks/right_size.py [paced] [together] [simulated] [cpu] [gpu] [--rounds 3] [--short]
+    python benchmarks/right_size.py [paced] [together] [simulated] [cpu] [gpu] [--rounds 3] [--only KIND]
 
 *paced* (two cores suffice): jobs whose step takes a known time at every size, up to 8: one that scales, one that is
 fastest alone, one whose best size is in the middle, one whose speed changes half-way. *cpu* (16 cores): two real ones
@@ -60,6 +60,13 @@ class Kind:
             speed += ["--then", self.halves[1][1]]
         return [sys.executable, str(SCRIPTS / self.script), "--steps", str(steps), "--marks", str(marks), *speed]
 
+    def enough(self, size: int, half: int) -> int:
+        """Steps for five seconds at that size, if its arguments say how long they take."""
+        option, value = self.halves[half]
+        if option != "--step-ms":
+            return 30
+        return round(1.05 * LEAST_S * 1000 / float(value.split(",")[size - 1])) + 2
+
 
 def paced(name: str, *tables: str, steps: int = 1600) -> Kind:
     return Kind(name, "paced_curve.py", steps, tuple(("--step-ms", table) for table in tables))
@@ -104,7 +111,7 @@ class Bench:
 
     def fixed_s(self, kind: Kind, size: int, half: int) -> float:
         """The seconds of a step at a fixed size, over at least five seconds."""
-        steps = 30
+        steps = kind.enough(size, half)
         while True:
             number, marks = self.submit(kind, steps, size, size, half)
             self.wait(number)

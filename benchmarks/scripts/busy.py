@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=int(os.environ.get("STEPS", "1500")))
     parser.add_argument("--model", choices=("convolution", "small", "gpt"), required=True)
     parser.add_argument("--marks", default=os.environ.get("MARKS", ""))
+    parser.add_argument("--every-step", default=os.environ.get("EVERY_STEP", ""))
     options = parser.parse_args()
     torch.manual_seed(0)
     size = {"convolution": 64, "small": 64, "gpt": 32}[options.model]
@@ -94,9 +95,15 @@ def main() -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(batch.x.to(device)), batch.y.to(device)).backward()
         optimizer.step()
-        if options.marks and job.rank == 0 and batch.step in (0, options.steps - 1):
-            with open(options.marks, "a") as marks:
-                marks.write(f"{time.monotonic()}\n")
+        if job.rank == 0 and options.marks and batch.step in (0, options.steps - 1):
+            mark(options.marks, f"{time.monotonic()}")
+        if job.rank == 0 and options.every_step:
+            mark(options.every_step, f"{time.monotonic()} {job.size}")
+
+
+def mark(path: str, line: str) -> None:
+    with open(path, "a") as marks:
+        marks.write(f"{line}\n")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument(
         "--marks", default=os.environ.get("MARKS", ""), help="told when the first and last step were done"
     )
+    parser.add_argument("--every-step", default=os.environ.get("EVERY_STEP", ""), help="when, and on how many workers")
     options = parser.parse_args()
 
     torch.manual_seed(0)
@@ -47,9 +48,15 @@ def main() -> None:
         nn.functional.mse_loss(model(batch.x), batch.y).backward()
         optimizer.step()
         time.sleep(max(0.0, due_s - time.monotonic()))
-        if options.marks and job.rank == 0 and batch.step in (0, options.steps - 1):
-            with open(options.marks, "a") as marks:
-                marks.write(f"{time.monotonic()}\n")
+        if job.rank == 0 and options.marks and batch.step in (0, options.steps - 1):
+            mark(options.marks, f"{time.monotonic()}")
+        if job.rank == 0 and options.every_step:
+            mark(options.every_step, f"{time.monotonic()} {job.size}")
+
+
+def mark(path: str, line: str) -> None:
+    with open(path, "a") as marks:
+        marks.write(f"{line}\n")
 
 
 if __name__ == "__main__":
