@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from stretto import plugins
 from stretto.cli import show
 from stretto.cli.options import Json
+from stretto.core import options as declared
 from stretto.core.policies import ALIASES, BUILTIN
 from stretto.core.policy import Entry, Traits
 from stretto.errors import PolicyError
@@ -52,7 +53,8 @@ def show_(
     options = _options(entry)
     print("\nOptions (--set key=value):" if options else "\nNo options.")
     for option in options:
-        print(f"  {option['name']} = {option['default']}" + (f"    {option['help']}" if option["help"] else ""))
+        told = [option["help"], f"Allowed: {option['allowed']}." if option["allowed"] else ""]
+        print("    ".join([f"  {option['name']} = {option['default']}", *filter(None, told)]))
 
 
 def _row(name: str) -> dict[str, str]:
@@ -80,6 +82,17 @@ def markdown(*, short: bool = False) -> str:
     for row in map(_row, BUILTIN):
         row = row | {"name": f"`{row['name']}`", "options": re.sub(r"(\w+)", r"`\1`", row["options"])}
         lines.append(_line([row[column].replace("|", "\\|") for column in columns]))
+    return "\n".join(lines)
+
+
+def options_markdown() -> str:
+    """The options of the built-in policies, likewise."""
+    columns = ["option", "default", "allowed", "what it is"]
+    lines = [_line(["policy", *columns]), _line(["---"] * 5)]
+    for name in BUILTIN:
+        for option in _options(plugins.entry(name)):
+            cells = [f"`{name}`", f"`{option['name']}`", option["default"], option["allowed"], option["help"]]
+            lines.append(_line([cell.replace("|", "\\|") for cell in cells]))
     return "\n".join(lines)
 
 
@@ -117,12 +130,19 @@ def _traits(traits: Traits) -> dict[str, Any]:
 def _options(entry: Entry) -> list[dict[str, str]]:
     helps = _field_docs(entry.options)
     return [
-        {"name": field.name, "default": _default(field), "help": helps.get(field.name, "")}
+        {
+            "name": field.name,
+            "default": _default(field),
+            "allowed": declared.allowed(field.type),
+            "help": helps.get(field.name, ""),
+        }
         for field in msgspec.structs.fields(entry.options)
     ]
 
 
 def _default(field: Any) -> str:
+    if field.required:
+        return "(needed)"
     value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     return ",".join(str(item) for item in value) if isinstance(value, tuple) else str(value)
 

@@ -36,6 +36,7 @@ from stretto.core import (
     steps,
 )
 from stretto.core.decision import Decision, Memory
+from stretto.core.options import Seconds
 from stretto.core.pinned import Answer
 from stretto.core.policy import Policy
 from stretto.core.reasons import Reason
@@ -59,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether policies are shown sizes at which a job is slower than on fewer workers; None: as the policy declares."""
     stops_lose_work: bool = False
     """Let policies stop jobs that lose their work by it, as they were published."""
-    reserve_after_s: float = 60.0
+    reserve_after_s: Seconds = 60.0
     """A job that such jobs keep waiting gets a reservation after so long."""
 
 

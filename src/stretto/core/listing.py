@@ -52,7 +52,7 @@ class ListOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What every list policy that Tiresias' own simulator has, too, can be told."""
 
     original: bool = False
-    """Do exactly as that simulator does, so that its results can be reproduced to the digit."""
+    """Do exactly as Tiresias' simulator does, so that its results can be reproduced to the digit."""
 
 
 def decide(rule: ListRule, view: Snapshot, memory: Memory = None) -> Decision:

@@ -24,10 +24,11 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from stretto.core import listing, pools, services, steps
+from stretto.core import options as declared
 from stretto.core.decision import Decision, Memory
 from stretto.core.listing import ListRule
 from stretto.core.snapshot import Snapshot
-from stretto.errors import PolicyError, UsageError, unknown
+from stretto.errors import PolicyError, unknown
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,25 +183,17 @@ def apart() -> Iterator[dict[str, Entry]]:
 
 
 def _bind(entry: Entry, settings: Mapping[str, Any]) -> Any:
-    fields = {field.name: field for field in msgspec.structs.fields(entry.options)}
-    for key in settings:
-        if key not in fields:
-            raise unknown(f"option of policy {entry.name}", key, list(fields))
-    values = {key: _split(value, fields[key].type) for key, value in settings.items()}
+    return declared.read(entry.options, settings, f"policy {entry.name}", hint=f"defaults: {_defaults(entry.options)}")
+
+
+def _defaults(of: type[msgspec.Struct]) -> str:
+    """As they would be set."""
     try:
-        return msgspec.convert(values, entry.options, strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(
-            f"policy {entry.name}: {error}",
-            hint=f"options and defaults: {entry.options()}",
-        ) from None
-
-
-def _split(value: Any, kind: Any) -> Any:
-    """`3250,7200` on a command line is a list where the option is one."""
-    if isinstance(value, str) and str(kind).startswith("tuple"):
-        return [part for part in value.split(",") if part]
-    return value
+        usual = msgspec.to_builtins(of())
+    except TypeError:
+        return "none, every option must be given"
+    texts = {name: ",".join(map(str, told)) if isinstance(told, list | tuple) else told for name, told in usual.items()}
+    return ", ".join(f"{name}={text}" for name, text in texts.items())
 
 
 def fail(policy_name: str, message: str) -> PolicyError:

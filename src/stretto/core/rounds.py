@@ -6,17 +6,12 @@ The policy's memory holds when the next round starts; `None` means that there ar
 from __future__ import annotations
 
 import math
-from typing import Annotated, TypeAlias
 
-import msgspec
 import numpy as np
 
 from stretto.core.decision import Decision
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import Snapshot
-
-RoundSeconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
-"""The type of an option `round_s`; 0 means no rounds."""
 
 
 def next_start(now_s: float, round_s: float) -> float | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from stretto.core import options
 from stretto.core.cycle import LIVE, Settings
-from stretto.errors import UsageError
 
 NAMES = ("stops_lose_work", "hysteresis", "reserve_after_s")
 
@@ -21,17 +21,9 @@ def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def read(given: Mapping[str, Any], before: Settings) -> Settings:
     """The settings with these changed; values may be texts."""
-    try:
-        values = {**msgspec.to_builtins(before), **given}
-        found = msgspec.convert(values, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(
-            f"{', '.join(given)}: {error}",
-            hint="stops_lose_work=true|false, hysteresis=true|false|null, reserve_after_s=SECONDS",
-        ) from None
-    if not found.reserve_after_s >= 0:
-        raise UsageError("reserve_after_s: is below 0", hint="give a number of seconds")
-    return found
+    hint = "stops_lose_work=true|false, hysteresis=true|false|null, reserve_after_s=SECONDS"
+    found = options.read(Settings, given, "the cycle", hint)
+    return msgspec.structs.replace(before, **{name: getattr(found, name) for name in given})
 
 
 def unusual(settings: Settings) -> dict[str, Any]:

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
+from stretto.core import options
+from stretto.core.options import LONGEST_S, Seconds, Seed, Share
 from stretto.core.snapshot import FloatArray, IntArray
-from stretto.errors import UsageError, unknown
+from stretto.errors import UsageError
 from stretto.sim.readers.plain import Row
 
 _MIX = {1: 76_627, 2: 1_818, 4: 1_870, 8: 1_643, 16: 199, 32: 67}
@@ -30,59 +33,59 @@ _DAY_S = 86_400.0
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to make. Shares are 0..1."""
 
-    jobs: int = 200
+    jobs: Annotated[int, Meta(ge=1, le=10**6)] = 200
     """Training jobs."""
-    gpus: int = 64
+    gpus: Annotated[int, Meta(ge=1, le=10**5)] = 64
     """Size of the cluster that `load` speaks of; no job asks for more."""
-    load: float = 0.8
+    load: Annotated[float, Meta(gt=0, le=100)] = 0.8
     """GPU-seconds wanted / GPU-seconds there are, on average."""
     sizes: Literal["lognormal", "pareto"] = "lognormal"
     """Distribution of the durations."""
-    median_s: float = 1200.0
+    median_s: Annotated[float, Meta(gt=0, le=LONGEST_S)] = 1200.0
     """Half of the jobs are shorter."""
-    shape: float = 1.5
+    shape: Annotated[float, Meta(gt=0, le=10)] = 1.5
     """lognormal: sigma of the logarithm; pareto: the exponent (smaller is heavier)."""
-    longest_s: float = 7 * _DAY_S
+    longest_s: Annotated[float, Meta(ge=1, le=LONGEST_S)] = 7 * _DAY_S
     """No job is longer."""
-    wide: float = 0.0
+    wide: Share = 0.0
     """Share of jobs that ask for several GPUs; 0: as in Philly (7 %)."""
-    elastic: float = 0.0
+    elastic: Share = 0.0
     """Share of jobs that run on 1..2 × their GPUs, with a speed-up of n ** 0.7 … n ** 1."""
     curves: Literal["scales", "falls", "peak", "mixed"] = "scales"
     """How elastic jobs scale: to the end, not at all (fastest on one GPU), best in the middle, or a third each."""
-    deadlines: float = 0.0
+    deadlines: Share = 0.0
     """Share of jobs with a deadline, 1.2 … 3 × their duration after submission."""
-    priorities: int = 1
+    priorities: Annotated[int, Meta(ge=1, le=1000)] = 1
     """Levels, drawn evenly; 1: everybody alike."""
-    services: int = 0
+    services: Annotated[int, Meta(ge=0, le=1000)] = 0
     """Services that run from the first to the last arrival."""
-    replicas: int = 4
+    replicas: Annotated[int, Meta(ge=1, le=10**5)] = 4
     """Replicas that a service wants at noon."""
-    rigid: float = 0.0
+    rigid: Share = 0.0
     """Share of jobs that lose everything when they are stopped. If this or the next is given the others are elastic."""
-    restart: float = 0.0
+    restart: Share = 0.0
     """Share of jobs that go on from their last checkpoint."""
-    checkpoint_s: float = 0.0
+    checkpoint_s: Seconds = 0.0
     """How often jobs save, on average; 0: when they are stopped. Each draws half to one and a half of it."""
-    preemptible: float = 0.0
+    preemptible: Share = 0.0
     """Share of the rigid jobs that may be stopped for more urgent ones all the same."""
-    start_s: float = 0.0
+    start_s: Seconds = 0.0
     """What a start costs, on average, drawn likewise; 0: left to the world."""
-    resize_s: float = 0.0
+    resize_s: Seconds = 0.0
     """The same of a resize."""
-    seed: int = 0
+    seed: Seed = 0
 
 
 def parse(settings: Mapping[str, str]) -> Workload:
     """A workload from `key=value` settings, checked."""
-    for key in settings:
-        if key not in Workload.__struct_fields__:
-            raise unknown("setting of the generator", key, list(Workload.__struct_fields__))
-    try:
-        wanted = msgspec.convert(dict(settings), Workload, strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"generator: {error}", hint=f"defaults: {Workload()}") from None
-    _check(wanted)
+    hint = "docs/traces.md lists the settings of the generator"
+    wanted = options.read(Workload, settings, "the generator", hint)
+    if wanted.replicas > wanted.gpus:
+        raise UsageError(
+            f"the generator: replicas is {wanted.replicas}; it must be at most gpus, {wanted.gpus}", hint=hint
+        )
+    if wanted.rigid + wanted.restart > 1:
+        raise UsageError("the generator: rigid and restart, shares of the jobs, are more than 1 together", hint=hint)
     return wanted
 
 
@@ -186,32 +189,3 @@ def _service(wanted: Workload, number: int, end_s: float) -> Row:
     )
     row: Row = {"job_id": f"service-{number}", "submit_s": 0.0, "gpus": wanted.replicas}
     return row | {"duration_s": max(end_s, 1.0), "min": 1, "max": wanted.replicas, "speedup": "linear", "load": load}
-
-
-def _check(wanted: Workload) -> None:
-    rules = {
-        "jobs": 1 <= wanted.jobs <= 1_000_000,
-        "gpus": 1 <= wanted.gpus <= 100_000,
-        "load": 0 < wanted.load <= 100,
-        "median_s": 0 < wanted.median_s < math.inf,
-        "shape": 0 < wanted.shape <= 10,
-        "longest_s": 1 <= wanted.longest_s <= 1e9,
-        "wide": 0 <= wanted.wide <= 1,
-        "elastic": 0 <= wanted.elastic <= 1,
-        "deadlines": 0 <= wanted.deadlines <= 1,
-        "priorities": 1 <= wanted.priorities <= 1000,
-        "services": 0 <= wanted.services <= 1000,
-        "replicas": 1 <= wanted.replicas <= wanted.gpus,
-        "rigid": 0 <= wanted.rigid <= 1,
-        "restart": 0 <= wanted.restart <= 1 - wanted.rigid,
-        "checkpoint_s": 0 <= wanted.checkpoint_s < math.inf,
-        "preemptible": 0 <= wanted.preemptible <= 1,
-        "start_s": 0 <= wanted.start_s < math.inf,
-        "resize_s": 0 <= wanted.resize_s < math.inf,
-        "seed": 0 <= wanted.seed < 2**63,
-    }
-    for name, good in rules.items():
-        if not good:
-            raise UsageError(
-                f"setting {name} is {getattr(wanted, name)}", hint="it is out of range; see docs/traces.md"
-            )

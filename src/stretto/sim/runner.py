@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from stretto import plugins
-from stretto.core import placement
+from stretto.core import options, placement
 from stretto.core.policy import Policy
 from stretto.core.snapshot import Nodes
 from stretto.errors import TraceError, UsageError, unknown
@@ -148,15 +148,7 @@ def parse_world(settings: Mapping[str, str], nodes: Nodes) -> Settings:
         values["checkpoint_s"] = math.inf
     if "failures" in values:
         values["failures"] = _failures(values["failures"], len(nodes.name))
-    try:
-        world = msgspec.convert(values, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"settings of the world: {error}", hint=f"defaults: {Settings()}") from None
-    for name in world_names():
-        value = getattr(world, name)
-        endless = name == "checkpoint_s" and value == math.inf
-        if isinstance(value, (int, float)) and not (0 <= value < math.inf or endless):
-            raise UsageError(f"setting {name} is {value}", hint="it must be 0 or more")
+    world = options.read(Settings, values, "simulation", hint="docs/sim.md lists the settings of the simulated world")
     if world.placement:
         placement.load(world.placement)
     return world
@@ -203,8 +195,8 @@ def _failures(text: str, nodes: int) -> list[Failure]:
         except (ValueError, IndexError):
             known = False
         if not known:
-            raise UsageError(f"failure {item!r} cannot be read", hint="give SECONDS:NODE or SECONDS:NODE:up")
+            raise UsageError(f"failures: {item!r} cannot be read", hint="give SECONDS:NODE or SECONDS:NODE:up")
         if not 0 <= failure.node < nodes:
-            raise UsageError(f"failure {item!r}: there is no node {failure.node}", hint=f"nodes are 0..{nodes - 1}")
+            raise UsageError(f"failures: {item!r}: there is no node {failure.node}", hint=f"nodes are 0..{nodes - 1}")
         found.append(failure)
     return found

@@ -219,7 +219,7 @@ def test_waiting_jobs_are_told_what_was_missing() -> None:
     assert decision.detail[waiting].tolist() == [2.0, 1.0]
 
 
-@pytest.mark.parametrize("options", [{"round_s": 0}, {"population": 0}, {"generations": -1}, {"seed": -1}])
+@pytest.mark.parametrize("options", [{"round_s": 0}, {"population": 0}, {"generations": 0}, {"seed": -1}])
 def test_impossible_options_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         load("pollux", options)

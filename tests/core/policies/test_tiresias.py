@@ -79,7 +79,7 @@ def test_default_is_one_gpu_hour() -> None:
 
 @pytest.mark.parametrize("queues", ["7200,3250", "0,10", "10,10", "-1"])
 def test_limits_must_ascend(queues: str) -> None:
-    with pytest.raises(UsageError, match="not in order"):
+    with pytest.raises(UsageError, match=r"queues is .*; it must be values separated by commas, ascending"):
         load("tiresias", {"queues": queues})
 
 

@@ -12,6 +12,7 @@ from stretto.core import handout, levels, marginal
 from stretto.core.decision import Decision
 from stretto.core.levels import Arranged, Kept, Levels
 from stretto.core.listing import walk
+from stretto.core.options import Factor, Limits
 from stretto.core.policies.tiresias import limits
 from stretto.core.policy import Traits, policy
 from stretto.core.reasons import Reason
@@ -19,11 +20,11 @@ from stretto.core.snapshot import GPU, FloatArray, IntArray, Snapshot
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    queues: tuple[float, ...] = ()
+    queues: Limits = ()
     """GPU-seconds at which each queue but the last ends, ascending. Empty: two queues split at one GPU-hour."""
-    promote: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    promote: Factor = 0.0
     """A job that has waited this many times as long as it has run starts over in the first queue; 0: never."""
-    pending: Annotated[int, msgspec.Meta(ge=0)] = 10
+    pending: Annotated[int, msgspec.Meta(ge=0, le=10**6)] = 10
     """With more jobs than this waiting, those below the first queue shrink to their minimum."""
 
 

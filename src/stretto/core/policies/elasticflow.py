@@ -34,13 +34,14 @@ import numpy as np
 
 from stretto.core.deadlines import ROUNDING_S, Job, Outlook, Plan, Planner, Room, job_of, standing
 from stretto.core.decision import Decision, Memory
+from stretto.core.options import Seconds
 from stretto.core.policy import Traits, policy
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, FloatArray, IntArray, Snapshot
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    gap_s: float = 60.0
+    gap_s: Seconds = 60.0
     """Length of a slot: what a plan holds, it holds for whole slots. The world's setting of that name keeps
     decisions as far apart."""
     sign: Literal["code", "paper"] = "code"

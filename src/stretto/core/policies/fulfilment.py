@@ -21,6 +21,7 @@ import numpy as np
 
 from stretto.core import handout
 from stretto.core.decision import Decision, Memory
+from stretto.core.options import Seconds
 from stretto.core.policy import Traits, policy
 from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Snapshot
 
@@ -28,7 +29,7 @@ from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Snapshot
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_load_desired: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.97
     """Share of the GPUs that jobs may grow into; what is above, in whole GPUs, is kept for minimums of newcomers."""
-    freeze_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    freeze_s: Seconds = 0.0
     """A job is not resized again before this long after its last start or resize."""
 
 

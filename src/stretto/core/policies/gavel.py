@@ -30,13 +30,14 @@ solution what is owed, except to break exact ties; so a stream of narrow jobs ke
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from stretto.core import shares
 from stretto.core.decision import Decision, Memory
+from stretto.core.options import Period, Seconds
 from stretto.core.policy import Traits, policy
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Snapshot
@@ -44,15 +45,15 @@ from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Snapshot
 _SHORTEST_S = 1.0
 """No round is shorter, and no job is taken to have less work left."""
 
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
-
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     objective: Literal["max-min", "makespan", "max-sum-throughput", "fifo"] = "max-min"
+    """What the linear programme makes best."""
     perf: bool = True
     """Whether throughputs per device type are used."""
-    round_s: Seconds = 360.0
-    reset_s: Annotated[float, msgspec.Meta(ge=0)] = 1920.0
+    round_s: Period = 360.0
+    """Who runs is decided at multiples of so many seconds."""
+    reset_s: Seconds = 1920.0
     """The least time between two solutions."""
     original: bool = False
     """As in Gavel's simulator: new jobs wait for a solution, and what a job is owed is forgotten at the next one."""

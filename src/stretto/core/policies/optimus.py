@@ -20,6 +20,7 @@ import numpy as np
 
 from stretto.core import handout, marginal, rounds
 from stretto.core.decision import Decision, Memory
+from stretto.core.options import PeriodOrZero
 from stretto.core.policy import Traits, policy
 from stretto.core.snapshot import FloatArray, Snapshot
 
@@ -27,7 +28,7 @@ _FOR_EVER_S = 1e18
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    round_s: rounds.RoundSeconds = 0.0
+    round_s: PeriodOrZero = 0.0
     """0: decide whenever something happens; otherwise only at multiples of so many seconds."""
     look_ahead: bool = True
     """Grant steps of several workers; without, as published, a job stops growing where one more gains nothing."""

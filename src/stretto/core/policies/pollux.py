@@ -22,6 +22,7 @@ import numpy as np
 
 from stretto.core import rounds
 from stretto.core.decision import Decision, Memory
+from stretto.core.options import Period, Seed
 from stretto.core.policy import Traits, policy
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Snapshot
@@ -35,10 +36,14 @@ _RESET, _THIN, _DROP = 0.1, 0.1, 0.1
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    round_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
-    population: Annotated[int, msgspec.Meta(ge=1)] = 100
-    generations: Annotated[int, msgspec.Meta(ge=0)] = 100
-    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    round_s: Period = 60.0
+    """Placements are searched at multiples of so many seconds."""
+    population: Annotated[int, msgspec.Meta(ge=1, le=10**4)] = 100
+    """Placements that survive a generation of the search."""
+    generations: Annotated[int, msgspec.Meta(ge=1, le=10**4)] = 100
+    """How long a round's search is."""
+    seed: Seed = 0
+    """Of the search's random numbers."""
 
 
 class Searched(msgspec.Struct, frozen=True):

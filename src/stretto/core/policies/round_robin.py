@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from stretto.core.decision import Decision
 from stretto.core.listing import walk
+from stretto.core.options import Period
 from stretto.core.policy import Traits, policy
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, BoolArray, IntArray, Snapshot
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    quantum_s: Annotated[float, msgspec.Meta(ge=0.001)] = 60.0
+    quantum_s: Period = 60.0
     """Length of a time slice. Give at least ten times what a restart costs, or restarts eat the cluster: the default
     suits restarts of up to 6 s."""
     admission: Literal["skip", "stop"] = "skip"

@@ -36,6 +36,7 @@ import numpy as np
 
 from stretto.core import knapsack, marginal, rounds
 from stretto.core.decision import Decision, Memory
+from stretto.core.options import PeriodOrZero
 from stretto.core.policy import Traits, policy
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Snapshot
@@ -48,13 +49,16 @@ _TINY = 1e-6
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    round_s: rounds.RoundSeconds = 60.0
-    power: Annotated[float, msgspec.Meta(lt=0)] = -0.5
-    penalty: Annotated[float, msgspec.Meta(gt=1)] = 1.1
+    round_s: PeriodOrZero = 60.0
+    """0: decide whenever something happens; otherwise only at multiples of so many seconds."""
+    power: Annotated[float, msgspec.Meta(ge=-100, lt=0)] = -0.5
+    """p: goodput counts to this power."""
+    penalty: Annotated[float, msgspec.Meta(gt=1, le=1e6)] = 1.1
     """Lambda: what it costs to leave a job out. More than 1, or jobs would be left out on purpose."""
-    explore: Annotated[int, msgspec.Meta(ge=0)] = 0
+    explore: Annotated[int, msgspec.Meta(ge=0, le=10**6)] = 0
     """How many times its largest size so far a job may get; 0: any size."""
-    exact_jobs: Annotated[int, msgspec.Meta(ge=8)] = 64
+    exact_jobs: Annotated[int, msgspec.Meta(ge=8, le=10**4)] = 64
+    """With several device types: so many jobs are decided by the integer programme, the others by its relaxation."""
 
 
 class Seen(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ See docs/design/stretto-policy.md for the experiments that led here.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -34,6 +35,7 @@ from stretto.core.estimate import course as courses
 from stretto.core.estimate.course import Course
 from stretto.core.fairshare import FairWorld
 from stretto.core.hull import Hulls, hulls
+from stretto.core.options import Factor, Period
 from stretto.core.policies._stretto_jobs import Jobs, Late, judge, places, stint_s
 from stretto.core.policies._stretto_sizes import Market, catch_up, hand_out
 from stretto.core.policies._stretto_start import Stints, start
@@ -43,13 +45,13 @@ from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Snapshot
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    p: float = 0.3
+    p: Annotated[float, msgspec.Meta(ge=0, le=0.99)] = 0.3
     """How far small jobs are preferred: 0 not at all, near 1 entirely."""
-    fairness: float = 1.18
+    fairness: Annotated[float, msgspec.Meta(ge=1, le=1e9)] = 1.18
     """Completion time, as a multiple of that under equal sharing, at which a job goes first."""
-    patience: float = 0.3
+    patience: Factor = 0.3
     """With unknown lengths a running job gives way only to one whose outlook is this much shorter."""
-    quantum_s: float = 20.0
+    quantum_s: Period = 20.0
     """Shortest time between two looks at who is late; late jobs stay so for six times that, or 5 % of their length."""
 
 

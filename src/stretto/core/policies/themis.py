@@ -10,6 +10,7 @@ import numpy as np
 
 from stretto.core import handout, marginal
 from stretto.core.decision import Decision
+from stretto.core.options import LONGEST_S
 from stretto.core.policy import Traits, policy
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import BoolArray, FloatArray, History, IntArray, Snapshot
@@ -18,7 +19,7 @@ _MINUTE_S = 60.0
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    lease_s: Annotated[float, msgspec.Meta(ge=1)] = 1200.0
+    lease_s: Annotated[float, msgspec.Meta(ge=1, le=LONGEST_S)] = 1200.0
     """How long a job keeps what it was given."""
     fairness: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.8
     """f: free GPUs are offered to the worst 1 - f of the jobs first."""

@@ -9,15 +9,15 @@ import msgspec
 
 from stretto.core.levels import Levels
 from stretto.core.listing import ListRule
+from stretto.core.options import Factor, Limits
 from stretto.core.policy import Traits, list_policy
-from stretto.errors import UsageError
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    queues: tuple[float, ...] = ()
+    queues: Limits = ()
     """Attained service at which each queue but the last ends, ascending. Empty: two queues split at one GPU-hour,
     or the three of the authors' simulator (3250, 7200) with `original`."""
-    promote: float = 0.0
+    promote: Factor = 0.0
     """A job that has waited this many times as long as it has run starts over in the first queue; 0: never."""
     running_first: bool = True
     """Inside a queue, running jobs go before waiting ones; otherwise first come, first served alone."""
@@ -29,11 +29,6 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def limits(queues: tuple[float, ...], original: bool) -> tuple[float, ...]:
     """The limits asked for, or the default ones."""
-    if any(low >= high for low, high in zip((0.0, *queues), queues, strict=False)):
-        raise UsageError(
-            f"queues {', '.join(f'{q:g}' for q in queues)} are not in order",
-            hint="give ascending limits above 0, for example queues=3250,7200",
-        )
     return queues or ((3250.0, 7200.0) if original else (3600.0,))
 
 
@@ -46,8 +41,6 @@ def tiresias(options: Options) -> ListRule:
     Queues are walked in turn, in each the running jobs before the waiting ones, and what fits runs.
     Needs no lengths. With `promote`, waiting leads back to the first queue (the paper's PROMOTEKNOB).
     """
-    if options.promote < 0:
-        raise UsageError(f"promote is {options.promote:g}", hint="give a factor above 0, or 0 for never")
     return ListRule(
         preempts=True,
         levels=Levels(

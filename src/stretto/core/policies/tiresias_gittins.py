@@ -8,26 +8,27 @@ from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
 from itertools import accumulate
+from typing import Annotated
 
 import msgspec
 
 from stretto.core.levels import Levels
 from stretto.core.listing import ListRule
+from stretto.core.options import Amount, Factor, Limits
 from stretto.core.policies._gittins_sample import GPU_S
 from stretto.core.policies.tiresias import limits
 from stretto.core.policy import Traits, list_policy
-from stretto.errors import UsageError
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    queues: tuple[float, ...] = ()
+    queues: Limits = ()
     """Attained GPU-seconds at which each queue but the last ends, ascending; defaults as for `tiresias`."""
-    quantum: float = 0.0
+    quantum: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
     """GPU-seconds that the index looks ahead. 0: to the upper limit of the queue, in the last queue to the end;
     with `original`, 3250 in all."""
-    promote: float = 0.0
+    promote: Factor = 0.0
     """A job that has waited this many times as long as it has run starts over in the first queue; 0: never."""
-    sample: tuple[float, ...] = ()
+    sample: tuple[Amount, ...] = ()
     """GPU-seconds of earlier jobs. Empty: the 1,001 that come with Tiresias' simulator."""
     original: bool = False
     """Do exactly as the authors' simulator does, so that its results can be reproduced to the digit."""
@@ -42,8 +43,6 @@ def tiresias_gittins(options: Options) -> ListRule:
     sample's jobs larger than a; 0 beyond the largest. D is the `quantum`. Ties go to the earlier submitted.
     Indices are looked up whenever something happens, not in between.
     """
-    if options.promote < 0 or options.quantum < 0 or any(not size > 0 for size in options.sample):
-        raise UsageError("promote, quantum and sample must not be negative", hint="leave them out for the defaults")
     sample = tuple(sorted(options.sample)) or GPU_S
     ends = limits(options.queues, options.original)
     if options.original:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
-
-from stretto.errors import TraceError, UsageError, unknown
+from stretto.core import options
+from stretto.errors import TraceError, unknown
+from stretto.sim import files
 from stretto.sim.trace import Trace
 
 _HERE = "stretto.sim.readers."
@@ -48,13 +48,9 @@ def option_names(format: str) -> list[str]:
 def read(path: Path, format: str, settings: Mapping[str, Any] | None = None) -> Trace:
     """Read a trace file, or raise `TraceError` naming the row and column."""
     reader = module(format)
-    if not path.is_file():
-        raise UsageError(f"trace file {str(path)!r} does not exist", hint="give the path of a readable file")
-    try:
-        options = msgspec.convert(dict(settings or {}), reader.Options, strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"format {format}: {error}", hint=f"options and defaults: {reader.Options()}") from None
-    trace: Trace = reader.read(path, options)
+    files.check(path, "trace file", hint="give the path of a readable file")
+    chosen = options.read(reader.Options, settings or {}, f"format {format}", hint="docs/traces.md lists its options")
+    trace: Trace = reader.read(path, chosen)
     return trace
 
 
