@@ -123,12 +123,39 @@ def test_another_decision_is_found_and_told(tmp_path: Path, capsys: pytest.Captu
     assert "different at line 3 (20 s): another wake_s" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"policy": "fifo", "options": {}, "outcome": {"fields": {}}}'])
+NOTHING = {"policy": "fifo", "options": {}, "outcome": {"fields": {}}}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["", "{", "[1]", "5", *map(json.dumps, (
+        NOTHING, NOTHING | {"view": 1, "state": 2, "settings": 3, "fits": 4}, NOTHING | {"policy": 5},
+        NOTHING | {"options": 7}, NOTHING | {"outcome": 3}, NOTHING | {"view": {"$struct": "os:system"}},
+    ))],
+)  # fmt: skip
 def test_a_damaged_record_says_where(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "record.jsonl"
     record(path, some()[:1])
     path.write_text(path.read_text().splitlines()[0] + f"\n{damage}\n")
     with pytest.raises(TraceError, match="line 2"):
+        replay_command(path)
+
+
+def test_a_decision_without_sense_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    record(path, some()[:1])
+    first, second = path.read_text().splitlines()
+    line = json.loads(second)
+    line["view"]["fields"]["job"] = None
+    path.write_text(f"{first}\n{json.dumps(line)}\n")
+    with pytest.raises(TraceError, match="line 2: it cannot be decided again"):
+        replay_command(path)
+
+
+def test_a_record_without_decisions_is_not_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    record(path, [])
+    with pytest.raises(TraceError, match="no decision in it"):
         replay_command(path)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stretto.errors import StrettoError, TraceError, UsageError
 from stretto.sim import readers
-from stretto.sim.readers import plain
+from stretto.sim.readers import plain, throughputs
 from stretto.sim.trace import Trace
 
 DATA = Path(__file__).parent.parent / "data"
@@ -232,3 +232,15 @@ def test_what_plain_cannot_say_is_refused(tmp_path: Path) -> None:
     trace = msgspec.structs.replace(read_text(tmp_path, f"{HEADER}\na,0,1,1\n"), pools=("v100", "k80"))
     with pytest.raises(TraceError, match="cannot be written"):
         plain.rows_of(trace)
+
+
+@pytest.mark.parametrize("text", ["", "batch,one\n", "batch,1\nx,2\n", "batch,1\n16,fast\n", "batch,1\n\n"])
+def test_throughputs_that_cannot_be_read_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.csv").write_text(text)
+    with pytest.raises(TraceError, match=r"model\.csv' cannot be read"):
+        throughputs.load(str(tmp_path))
+
+
+def test_no_set_of_throughputs_is_not_the_current_folder() -> None:
+    with pytest.raises(UsageError, match="unknown set of throughputs ''"):
+        throughputs.load("")

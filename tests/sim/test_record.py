@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from pathlib import Path
@@ -116,6 +117,30 @@ def test_a_damaged_line_is_named(trace: Path) -> None:
     path.write_text("\n".join([*lines[:3], "{}", *lines[4:]]))
     with pytest.raises(TraceError, match="line 4"):
         again(path)
+
+
+def test_a_record_that_was_cut_off_says_so(trace: Path) -> None:
+    path = kept(trace)
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(TraceError, match=r"line \d+: it ends in the middle"):
+        again(path)
+
+
+def test_a_header_of_another_version_names_it(trace: Path) -> None:
+    path = kept(trace)
+    first, *rest = path.read_text().splitlines()
+    header = json.loads(first)
+    del header["cluster"]
+    path.write_text("\n".join([json.dumps(header | {"stretto": "99.1"}), *rest]))
+    with pytest.raises(TraceError, match=r"written by stretto 99\.1, is not a record: line 1: .*`cluster`"):
+        record.read_header(path)
+
+
+def test_a_compressed_record_is_read(trace: Path) -> None:
+    path = kept(trace)
+    with gzip.open(path.with_suffix(".jsonl.gz"), "wt") as file:
+        file.write(path.read_text())
+    assert again(path.with_suffix(".jsonl.gz")).difference is None
 
 
 def test_lines_are_strict_json(trace: Path) -> None:

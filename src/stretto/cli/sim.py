@@ -13,10 +13,11 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import App, Parameter
 
+import stretto
 from stretto import plugins
 from stretto.cli import show
 from stretto.cli.options import Cluster, Format, Json, PolicyName, PolicyNames, Set, TracePath
-from stretto.errors import UsageError, unknown
+from stretto.errors import TraceError, UsageError, unknown
 from stretto.sim import dual_bound, figures, hetero_bound, live_record, record, report, runner
 from stretto.sim.metrics import Metrics
 from stretto.sim.runner import Case, Outcome
@@ -178,13 +179,18 @@ def replay(
     policy: Annotated[str, Parameter(help="The file of the policy, where a live one decided by a file.")] = "",
 ) -> int:
     """Decide again what was recorded and compare every decision."""
+    by = stretto.__version__
     if live_record.is_live(recording):
         deciders, outcome = _replay_live(recording, policy)
     else:
         header = record.read_header(recording)
-        case, deciders = record.case_of(header, trace), header.policy
+        case, deciders, by = record.case_of(header, trace), header.policy, header.stretto
         with show.progress(header.policy) as progress:
             outcome = record.replay(recording, case, progress)
+    if not outcome.decisions and outcome.difference is None:
+        raise TraceError(
+            f"record {recording.name!r} has no decision in it", hint="nothing was decided, or it was cut off"
+        )
     if outcome.difference is None:
         print(f"the same: {outcome.decisions:,} decisions of {deciders}")
         return 0
@@ -192,6 +198,8 @@ def replay(
     print(f"different at line {first.line} ({first.at_s:g} s): {first.what}", file=sys.stderr)
     if live_record.is_live(recording) and not live_record.of_this_kind(recording):
         print("it was recorded with other versions, or on another kind of processor", file=sys.stderr)
+    elif by != stretto.__version__:
+        print(f"it was recorded by stretto {by}; this is {stretto.__version__}", file=sys.stderr)
     return 1
 
 

@@ -133,8 +133,12 @@ def read(results: Path) -> dict[str, dict[str, Any]]:
     """What the file of results holds, by key."""
     if not results.is_file():
         return {}
-    lines = [json.loads(line) for line in results.read_text().splitlines() if line.strip()]
-    return {line["key"]: line for line in lines}
+    try:
+        lines = [json.loads(line) for line in results.read_text().splitlines() if line.strip()]
+        return {line["key"]: line for line in lines}
+    except (ValueError, TypeError, KeyError):
+        hint = "give another file with --results, or leave out the damaged line"
+        raise UsageError(f"{str(results)!r} is not a file of results", hint=hint) from None
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:

@@ -7,6 +7,7 @@ per node. One line per kind of node.
 from __future__ import annotations
 
 import csv
+import os
 import re
 from pathlib import Path
 from typing import TypeAlias
@@ -15,6 +16,7 @@ import numpy as np
 
 from stretto.core.snapshot import GPU, IntArray, Nodes
 from stretto.errors import TraceError, UsageError
+from stretto.sim import files
 
 _PLENTY = 2**40
 _MOST_NODES = 100_000
@@ -34,11 +36,10 @@ def parse(text: str) -> tuple[tuple[str, ...], Nodes]:
             raise UsageError(f"cluster {text!r} has no GPUs", hint="give NODESxGPUS, for example 16x8")
         return uniform(nodes, gpus)
     path = Path(text)
-    if not path.is_file():
-        raise UsageError(
-            f"cluster {text!r} is neither NODESxGPUS nor a file",
-            hint="give NODESxGPUS, for example 16x8, or a CSV file with nodes,gpus,type",
-        )
+    hint = "give NODESxGPUS, for example 16x8, or a CSV file with nodes,gpus,type"
+    if path == Path() or not os.path.exists(path):
+        raise UsageError(f"cluster {text!r} is neither NODESxGPUS nor a file", hint=hint)
+    files.check(path, "cluster", hint)
     return read(path)
 
 

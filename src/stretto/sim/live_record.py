@@ -10,13 +10,11 @@ What a site knows beyond snapshots (`cycle.Fit`) is part of the record as its an
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import logging
 import os
 import platform
 import threading
-import zlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +29,8 @@ from stretto.core.cycle import CycleState, Fit, Outcome, Settings
 from stretto.core.policy import Policy
 from stretto.core.snapshot import IntArray, Snapshot
 from stretto.errors import TraceError, UsageError
-from stretto.sim.record import Difference, Replay
+from stretto.sim import files
+from stretto.sim.record import DAMAGED, MAKE_ONE, Difference, Replay, table
 
 _log = logging.getLogger("stretto.server")
 
@@ -161,36 +160,52 @@ class _Said:
 
 def of_this_kind(path: Path) -> bool:
     """Whether the same versions on the same kind of processor decided as would now."""
-    with _open(path) as file:
-        kept = msgspec.convert(json.loads(file.readline()), LiveHeader)
-    return kept == header()
+    return _header(path) == header()
 
 
 def is_live(path: Path) -> bool:
     """Whether a record is of a live system."""
-    if not path.is_file():
-        return False
-    with _open(path) as file:
-        first = file.readline()
+    first = next(files.lines(path, "record", MAKE_ONE), "")
     return '"live"' in first[:200]
+
+
+def _header(path: Path) -> LiveHeader:
+    try:
+        return msgspec.convert(table(path, 1, next(files.lines(path, "record", MAKE_ONE))), LiveHeader)
+    except msgspec.ValidationError as error:
+        raise TraceError(f"{str(path)!r} is not a record: line 1: {error}", hint=MAKE_ONE) from None
 
 
 def replay(path: Path, policies: dict[tuple[str, str], Policy], trusted: Collection[str] = ()) -> Replay:
     """Decide again, with the policies of the record by name and options (`names`)."""
     count = 0
     for number, line in _decisions(path):
+        view, state, settings, fits = _arguments(path, number, line, trusted)
         try:
-            view, state, settings, fits = (
-                codec.rich(line[name], trusted) for name in ("view", "state", "settings", "fits")
-            )
-        except (CodecError, KeyError) as error:
-            raise TraceError(f"record {path.name!r}, line {number}: {error}", hint="the file is damaged") from None
-        now = codec.plain(decide_again(view, policies[key_of(line)], state, settings, fits))
+            now = codec.plain(decide_again(view, policies[key_of(line)], state, settings, fits))
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            # A policy's own mistakes come as PolicyError.
+            what = f"it cannot be decided again: {error}"
+            raise TraceError(f"record {path.name!r}, line {number}: {what}", hint=DAMAGED) from None
         what = _difference(line["outcome"], now)
         if what:
             return Replay(count, Difference(number, view.now_s, what))
         count += 1
     return Replay(count, None)
+
+
+def _arguments(path: Path, number: int, line: dict[str, Any], trusted: Collection[str]) -> tuple[Any, ...]:
+    """What the cycle was given."""
+    kinds = {"view": Snapshot, "state": CycleState, "settings": Settings, "fits": list}
+    found = []
+    for name, kind in kinds.items():
+        try:
+            found.append(codec.rich(line.get(name), trusted))
+        except CodecError as error:
+            raise TraceError(f"record {path.name!r}, line {number}: {name}: {error}", hint=DAMAGED) from None
+        if not isinstance(found[-1], kind):
+            raise TraceError(f"record {path.name!r}, line {number}: {name} is missing", hint=DAMAGED)
+    return tuple(found)
 
 
 def decide_again(
@@ -220,17 +235,17 @@ def _difference(kept: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def _decisions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with _open(path) as file:
-        for number, text in enumerate(_whole_lines(file, path), 1):
-            if number == 1:
-                continue
-            try:
-                line = dict(json.loads(text))
-                line["policy"], line["options"], line["outcome"]["fields"]
-            except (ValueError, TypeError, KeyError) as error:
-                hint = "the file is damaged, or the server was ended while it wrote: leave out the last line"
-                raise TraceError(f"record {path.name!r}, line {number}: {error}", hint=hint) from None
-            yield number, line
+    _header(path)
+    for number, text in enumerate(files.lines(path, "record", MAKE_ONE), 1):
+        if number == 1:
+            continue
+        line = table(path, number, text)
+        outcome = line.get("outcome")
+        fields = outcome.get("fields") if isinstance(outcome, dict) else None
+        parts = (line.get("policy"), str), (line.get("options"), dict), (fields, dict)
+        if not all(isinstance(value, kind) for value, kind in parts):
+            raise TraceError(f"record {path.name!r}, line {number}: it is not a decision", hint=DAMAGED)
+        yield number, line
 
 
 def header() -> LiveHeader:
@@ -248,19 +263,3 @@ def _processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
-def _whole_lines(file: IO[str], path: Path) -> Iterator[str]:
-    try:
-        yield from file
-    except (EOFError, zlib.error, OSError) as error:
-        raise TraceError(
-            f"record {path.name!r} cannot be read to its end: {error}", hint="the file is damaged"
-        ) from None
-
-
-def _open(path: Path) -> IO[str]:
-    """One that was compressed later is read as it is."""
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")

@@ -25,11 +25,15 @@ from stretto.core.policy import Policy
 from stretto.core.reasons import Reason
 from stretto.core.snapshot import GPU, History, Nodes, Snapshot
 from stretto.errors import TraceError
-from stretto.sim import engine, runner
+from stretto.sim import engine, files, runner
 from stretto.sim.runner import Case, Outcome
 from stretto.sim.world import Change
 
 Watcher = Callable[[Snapshot, Decision], None]
+
+
+MAKE_ONE = "make one with `stretto sim run … --record FILE` or `stretto up --record FILE`"
+DAMAGED = "the file is damaged, or the recording was ended while it wrote: leave out the last line"
 
 
 class _Watched(Policy, frozen=True, kw_only=True):
@@ -197,7 +201,7 @@ def read_header(path: Path) -> Header:
     """The first line of a record."""
     for _, header in _lines(path):
         return msgspec.convert(header, Header)
-    raise TraceError(f"record {path.name!r} is empty", hint="make one with stretto sim run … --record FILE")
+    raise TraceError(f"record {path.name!r} is empty", hint=MAKE_ONE)
 
 
 def replay(path: Path, case: Case, progress: engine.Progress | None = None) -> Replay:
@@ -272,25 +276,41 @@ def _asked_again(path: Path, policy: Policy) -> Iterator[dict[str, Any]]:
 def _decisions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in _lines(path):
         if number > 1:
-            if "at_s" not in line:
-                raise TraceError(f"record {path.name!r}, line {number}: not a decision", hint="the file is damaged")
+            if not isinstance(line.get("at_s"), int | float):
+                raise TraceError(f"record {path.name!r}, line {number}: it is not a decision", hint=DAMAGED)
             yield number, line
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line numbers and tables; the first is the header."""
-    if not path.is_file():
-        raise TraceError(f"record {str(path)!r} does not exist", hint="make one with stretto sim run … --record FILE")
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, text in enumerate(file, 1):
-            try:
-                line = dict(json.loads(text))
-                if number == 1:
-                    msgspec.convert(line, Header)
-            except (ValueError, TypeError) as error:
-                hint = "the file is damaged, or no record"
-                raise TraceError(f"record {path.name!r}, line {number}: {error}", hint=hint) from None
-            yield number, line
+    for number, text in enumerate(files.lines(path, "record", MAKE_ONE), 1):
+        line = table(path, number, text)
+        if number == 1:
+            _check_header(path, line)
+        yield number, line
+
+
+def table(path: Path, number: int, text: str) -> dict[str, Any]:
+    """A line of a record."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        line = None
+    if isinstance(line, dict):
+        return line
+    if number == 1:
+        raise TraceError(f"{str(path)!r} is not a record: line 1 is not its header", hint=MAKE_ONE)
+    what = "it ends in the middle" if not text.endswith("\n") else "it is not a decision"
+    raise TraceError(f"record {path.name!r}, line {number}: {what}", hint=DAMAGED)
+
+
+def _check_header(path: Path, line: dict[str, Any]) -> None:
+    try:
+        msgspec.convert(line, Header)
+    except msgspec.ValidationError as error:
+        by = f", written by stretto {line['stretto']}," if isinstance(line.get("stretto"), str) else ""
+        hint = f"{MAKE_ONE}; this is stretto {stretto.__version__}"
+        raise TraceError(f"{str(path)!r}{by} is not a record: line 1: {error}", hint=hint) from None
 
 
 def _columns(view: Snapshot) -> Iterator[tuple[str, Any]]:

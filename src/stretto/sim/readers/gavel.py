@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from stretto.core.snapshot import FloatArray
-from stretto.errors import TraceError, UsageError
+from stretto.errors import TraceError
+from stretto.sim import files
 from stretto.sim.trace import Trace
 
 _MEASURED = Path(__file__).parent.parent / "data" / "gavel_throughputs.json"
@@ -73,8 +74,7 @@ def read(path: Path, options: Options) -> Trace:
 
 def load_speeds(path: Path) -> Speeds:
     """Steps/s of each kind of job alone on its GPUs, by device type, the fastest type first."""
-    if not path.is_file():
-        raise UsageError(f"throughputs file {str(path)!r} does not exist", hint="give the path of a JSON file")
+    files.check(path, "throughputs file", hint="give the path of a JSON file")
     try:
         raw: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text(encoding="utf-8"))
         found = {

@@ -7,6 +7,7 @@ package (`A100`, `T4`). Blank, nan or 0 means not measured.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -46,21 +47,32 @@ class Measured(msgspec.Struct, frozen=True):
 def load(source: str) -> dict[Kind, Measured]:
     """What was measured of each kind. `source` is `A100`, `T4` or a folder."""
     folder = _DATA / f"throughputs_{source}"
-    if not folder.is_dir():
+    if source and not folder.is_dir():
         folder = Path(source)
-    if not folder.is_dir():
+    if not source or not folder.is_dir():
         raise unknown("set of throughputs", source, [p.name.removeprefix("throughputs_") for p in _DATA.glob("thr*")])
     found: dict[Kind, Measured] = {}
     for path in sorted(folder.glob("*.csv")):
-        with path.open(newline="") as file:
-            lines = list(csv.reader(file))
-        levels = [int(cell) for cell in lines[0][1:]]
-        for line in lines[1:]:
-            cells = [float(cell) if cell.strip() else 0.0 for cell in line[1:]]
-            pairs = [(n, t) for n, t in zip(levels, cells, strict=False) if t > 0]
-            if not pairs:
-                raise TraceError(f"{path.name}: batch {line[0]} has no measurement", hint="remove the line")
-            found[path.stem, int(line[0])] = Measured(tuple(n for n, _ in pairs), tuple(t for _, t in pairs))
+        try:
+            found |= _measured(path)
+        except (OSError, ValueError, IndexError, csv.Error) as error:
+            hint = "the first line has numbers of GPUs, each other one a batch size and steps/s"
+            raise TraceError(f"throughputs {str(path)!r} cannot be read: {error}", hint=hint) from None
+    return found
+
+
+def _measured(path: Path) -> dict[Kind, Measured]:
+    """Of one model, whose name the file has."""
+    with path.open(newline="") as file:
+        head, *lines = list(csv.reader(file))
+    levels = [int(cell) for cell in head[1:]]
+    found: dict[Kind, Measured] = {}
+    for line in lines:
+        cells = [float(cell) if cell.strip() else 0.0 for cell in line[1:]]
+        pairs = [(n, t) for n, t in zip(levels, cells, strict=False) if 0 < t < math.inf]
+        if not pairs:
+            raise TraceError(f"{path.name}: batch {line[0]} has no measurement", hint="remove the line")
+        found[path.stem, int(line[0])] = Measured(tuple(n for n, _ in pairs), tuple(t for _, t in pairs))
     return found
 
 
