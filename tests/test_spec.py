@@ -67,6 +67,27 @@ def test_what_a_length_depends_on_in_the_units_of_the_core() -> None:
     assert len(spec.load({"run": "x", "hyperparameters": many}).request().hyperparameters) == 32
 
 
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [({}, 1), ({"workers": 3}, 3), ({"elastic": {"min": 2, "max": 8}}, 8),
+     ({"workers": 4, "elastic": {"min": 2, "max": 8}}, 4), ({"service": {"port": 80, "replicas": {"max": 5}}}, 5)],
+)  # fmt: skip
+def test_what_a_job_asks_for(fields: dict[str, Any], asked: int) -> None:
+    job = spec.load({"run": "x", **fields})
+    assert job.asks_for == job.request().requested == asked
+
+
+@pytest.mark.parametrize(
+    "expect",
+    ["-5s", 0, "0s", "1e400", "nan", math.nan, math.inf, -math.inf, "5 parsecs", "1h 5", "", True, "99999999999d",
+     "0 steps", "-3 steps", "1.5 steps", "9999999999999999 steps", 10**400],
+)  # fmt: skip
+def test_lengths_that_are_none(expect: Any) -> None:
+    ((_, field, text),) = problems({"run": "x", "expect": expect})
+    assert field == "expect"
+    assert text.split("; ")[1].startswith(("give a time", "write a time", "a job has")), "says what to write instead"
+
+
 def test_a_full_file_in_the_units_of_the_core() -> None:
     job = spec.load(FULL)
     request = job.request()

@@ -186,6 +186,16 @@ def test_job_commands(stretto, tmp_path: Path) -> None:  # type: ignore[no-untyp
     assert "properties" in stretto("job", "schema").json()
     bad = tmp_path / "bad.yaml"
     bad.write_text("nmae: x\n")
+    for text, told in (
+        ("run: x\n", "1 worker"),
+        ("run: x\nworkers: 2\n", "2 workers"),
+        ("run: x\nelastic: {max: 4}\n", "1..4 workers, asks for 4"),
+        ("run: x\nworkers: 2\nelastic: {max: 4}\n", "1..4 workers, asks for 2"),
+        ("run: x\nservice: {port: 80, replicas: {min: 1, max: 3}}\n", "1..3 replicas"),
+    ):
+        good = tmp_path / "good.yaml"
+        good.write_text(text)
+        assert stretto("job", "check", str(good)).out == f"{good}: ok: {told}\n"
     ran = stretto("job", "check", str(bad))
     assert ran.code == 2
     assert "bad.yaml" in ran.err or "nmae" in ran.err
@@ -225,6 +235,25 @@ def test_job_commands(stretto, tmp_path: Path) -> None:  # type: ignore[no-untyp
         ("sim compare {jobs} --cluster 1x4 --policies ,", 2, "no policy"),
         ("sim replay none.jsonl", 2, "none.jsonl"),
         ("sim replay {jobs}", 2, "line 1"),
+        ("sim replay ", 2, "no record is given"),
+        ("sim replay {folder}", 2, "is a folder"),
+        ("sim replay {binary}", 2, "is not text"),
+        ("sim replay /dev/null", 2, "not an ordinary file"),
+        ("sim run {folder} --cluster 1x4", 2, "is a folder"),
+        ("sim run  --cluster 1x4", 2, "no trace file is given"),
+        ("sim run {binary} --cluster 1x4", 2, "not a CSV text file"),
+        ("sim run {jobs} --cluster {folder}", 2, "is a folder"),
+        (
+            "sim run {jobs} --cluster 1x4 --policy stretto --set quantum_s=0",
+            2,
+            "quantum_s is 0; it must be a number from",
+        ),
+        ("sim run {jobs} --cluster 1x4 --policy {folder}", 2, "does not exist"),
+        ("trace info {folder}", 2, "is a folder"),
+        ("trace convert {binary} --format gavel", 2, "is not a text file"),
+        ("job check {folder}", 2, "Is a directory"),
+        ("job check {binary}", 2, "not a text file"),
+        ("lab field --data {folder} --results {binary}", 2, "not a file of results"),
         ("sim rum", 2, "run"),
         ("simulate", 2, "sim"),
         ("policy show nobody", 2, "known: "),
@@ -234,8 +263,12 @@ def test_job_commands(stretto, tmp_path: Path) -> None:  # type: ignore[no-untyp
         ("job check none.yaml", 2, "none.yaml"),
     ],
 )
-def test_bad_input(stretto, jobs: str, words: str, code: int, word: str) -> None:  # type: ignore[no-untyped-def]
-    ran = stretto(*words.format(jobs=jobs).split(" "))
+def test_bad_input(stretto, jobs: str, tmp_path: Path, words: str, code: int, word: str) -> None:  # type: ignore[no-untyped-def]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    ran = stretto(*words.format(jobs=jobs, folder=folder, binary=binary).split(" "))
     assert ran.code == code
     assert ran.out == ""
     assert ran.err.startswith("error: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,22 @@ def test_cells_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
     show.table(["[bold]name", "n"], [["[red]x", "1"]], title="[blue]t")
     out = capsys.readouterr().out
     assert all(word in out for word in ("[bold]name", "[red]x", "[blue]t"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"elastic": {"min": 1, "max": 4}}, "4 workers"),
+        ({"workers": 2, "elastic": {"min": 1, "max": 4}}, "2 workers"),
+        ({"elastic": {"min": 1, "max": 16}}, "8 workers"),
+        ({"workers": {"min": 1, "max": 8}}, "8 workers"),
+        ({"workers": {"min": 1, "max": 8, "requested": 3}}, "3 workers"),
+    ],
+)
+def test_what_a_job_asks_for_is_shown(fields: dict[str, Any], told: str) -> None:
+    """Of a job file, of one whose sizes were scaled since, and of an object of Kubernetes."""
+    assert jobs._asked(Job(level="elastic", min_workers=1, max_workers=8, spec=fields)) == told
+    assert jobs._asked(Job(level="rigid", min_workers=2, max_workers=2, spec={"workers": 2})) == ""
 
 
 def test_a_job_is_shown_with_every_size_that_was_timed(capsys: pytest.CaptureFixture[str]) -> None:

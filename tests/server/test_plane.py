@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from machine import Machine, machine_of, play
 
-from stretto.errors import Conflict, Impossible, NotFound
+from stretto.errors import Conflict, Impossible, NotFound, UsageError
 from stretto.jobs.events import Migrated
 from stretto.jobs.model import Job
 from stretto.server import loop
@@ -217,6 +217,61 @@ def test_the_policy_can_be_changed_while_jobs_run_and_is_remembered(tmp_path: Pa
         async with machine_of(tmp_path) as m:
             info = m.plane.policy()
             assert (info.name, info.options, info.placement) == ("round-robin", {"quantum_s": 5}, "spread")
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("stretto", {"quantum_s": 0}),
+        ("stretto", {"p": "nan"}),
+        ("elastic-tiresias", {"queues": [20, 10]}),
+        ("round-robin", {"quantum_s": "1e308"}),
+        ("fifo", {"original": "maybe"}),
+        ("sia", {"round_s": None}),
+    ],
+)
+def test_options_that_no_policy_can_decide_with_are_refused(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path) as m:
+            before = m.plane.policy()
+            for wrong in ("nan", "inf", "-1", ""):
+                with pytest.raises(UsageError, match=r"the cycle: reserve_after_s is .*; it must be a number from 0"):
+                    await m.plane.set_policy(name, {"reserve_after_s": wrong}, None, "me")
+            with pytest.raises(UsageError, match=f"policy {name}: {next(iter(options))} is .*; it must be "):
+                await m.plane.set_policy(name, options, None, "me")
+            assert m.plane.policy() == before
+            await m.ended(await m.submit("true"))
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    ("policy", "fields", "size"),
+    [
+        ("fifo", {}, 3),
+        ("gang", {}, 3),
+        ("fifo", {"workers": 1}, 1),
+        ("fifo", {"workers": 2}, 2),
+        ("elastic-fifo", {}, 2),
+    ],
+)
+def test_an_elastic_job_asks_for_its_maximum_unless_it_says_otherwise(
+    tmp_path: Path, policy: str, fields: dict[str, Any], size: int
+) -> None:
+    """It gets that from policies that resize nobody; the others give it what there is."""
+
+    async def story() -> None:
+        async with machine_of(tmp_path, policy=policy) as m:
+            beside = await m.submit("exec sleep 600", workers=2 if policy == "elastic-fifo" else 1)
+            elastic = {"min": 1, "max": 3, "explore": False}
+            job = await m.submit("exec sleep 600", elastic=elastic, **fields)
+            await m.until(job, lambda now: len(now.workers) == size, f"{size} workers")
+            assert (await m.plane.why(job.id)).target == size
+            for each in (beside, job):
+                await m.plane.wish(each.id, "cancel", "me")
+                await m.ended(each, "cancelled")
 
     play(story())
 

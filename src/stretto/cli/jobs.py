@@ -176,6 +176,7 @@ def _print_job(job: Job, now_s: float) -> None:
         ("level, priority", f"{job.level}, {job['priority']}"),
         ("labels", ", ".join(f"{key}={value}" for key, value in (job.get("labels") or {}).items())),
         ("workers", f"{words.size(job)} (target {job.target})" if not job.ended else words.size(job)),
+        ("asks for", _asked(job)),
         ("steps", words.progress(job) + (f", {words.rate(job)} a second" if job.get("rate") else "")),
         ("metrics", ", ".join(f"{name} {value:g}" for name, value in _known(job.get("metrics")).items())),
         ("eta", "" if job.eta_s is None else f"in {words.span(job.eta_s)}"),
@@ -196,6 +197,16 @@ def _print_job(job: Job, now_s: float) -> None:
             show.columns(["WORKER", "NODE", "POD", "AGE", "STATE"], [_pod(one, now_s) for one in job.workers])
             return
         show.columns(["WORKER", "NODE", "DEVICES", "PID", "AGE", "STATE"], [_worker(one, now_s) for one in job.workers])
+
+
+def _asked(job: Job) -> str:
+    """Where it may have other sizes: what policies give it that resize nobody."""
+    low, high, told = job["min_workers"], job["max_workers"], job.spec.get("workers")
+    if low == high or job.level == "service":
+        return ""
+    if isinstance(told, dict):  # an object of Kubernetes
+        told = told.get("requested") or told.get("max")
+    return f"{min(max(told or (job.spec.get('elastic') or {}).get('max', high), low), high)} workers"
 
 
 def _print_speeds(speeds: list[dict[str, Any]]) -> None:

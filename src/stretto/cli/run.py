@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from stretto.client import Client, Job
 
 
+Length = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
+"""A length of time. One below 0 is told so by the job file's rules, not taken for an option."""
+
+
 def run(
     *command: Annotated[
         str, Parameter(help="A Python script with its arguments, or after -- any command with its arguments.")
@@ -41,12 +45,21 @@ def run(
     after: Annotated[
         list[str], Parameter(negative=(), help="Numbers or names of jobs that must have ended before; may be repeated.")
     ] = [],  # noqa: B006
-    deadline: Annotated[str | None, Parameter(help="Should be done so long after submission, such as 4h.")] = None,
-    expect: Annotated[
-        str | None, Parameter(help="How long it will run at the size it asks for: 2h, or 5000 steps. A hint only.")
+    deadline: Annotated[
+        str | None, Parameter(allow_leading_hyphen=True, help="Should be done so long after submission, such as 4h.")
     ] = None,
-    stop_after: Annotated[str | None, Parameter(help="End it after so much run time, such as 2h.")] = None,
-    grace: Annotated[str | None, Parameter(help="Time between the polite and the hard stop, such as 1m.")] = None,
+    expect: Annotated[
+        Length,
+        Parameter(
+            help="How long it will run at the size it asks for: 2h, or 5000 steps. A hint only.",
+        ),
+    ] = None,
+    stop_after: Annotated[
+        str | None, Parameter(allow_leading_hyphen=True, help="End it after so much run time, such as 2h.")
+    ] = None,
+    grace: Annotated[
+        str | None, Parameter(allow_leading_hyphen=True, help="Time between the polite and the hard stop, such as 1m.")
+    ] = None,
     label: Annotated[list[str], Parameter(negative=(), help="key=value; may be repeated.")] = [],  # noqa: B006
     env: Env = [],  # noqa: B006
     image: Annotated[

@@ -293,7 +293,9 @@ class JobFile(_Strict):
     image: Text | None = Field(default=None, min_length=1, description="Container image, where there are containers.")
 
     workers: Workers | None = Field(
-        default=None, description="How many workers it asks for; all it gets when not elastic."
+        default=None,
+        description="How many workers it asks for: all it gets when it, or the policy, is not elastic. "
+        "If not given: elastic.max, or 1 without an elastic section.",
     )
     elastic: Elastic | None = Field(default=None, description="Between how many workers it may run.")
     level: Literal["elastic", "restart", "rigid"] | None = Field(
@@ -364,11 +366,19 @@ class JobFile(_Strict):
     def is_service(self) -> bool:
         return self.service is not None
 
+    @property
+    def _sizes(self) -> Sizes | None:
+        return self.service.replicas if self.service else self.elastic
+
+    @property
+    def asks_for(self) -> int:
+        """How many workers it gets where nobody is resized: an elastic job that says nothing could use its maximum."""
+        return self.workers or (self._sizes.max if self._sizes else 1)
+
     def request(self, default_name: str = "job") -> JobRequest:
         """The same in the units of the core."""
-        sizes = self.service.replicas if self.service else self.elastic
-        low = sizes.min if sizes else self.workers or 1
-        high = sizes.max if sizes else self.workers or 1
+        sizes = self._sizes
+        low, high = (sizes.min, sizes.max) if sizes else (self.asks_for, self.asks_for)
         has_range = not self.service and sizes is not None
         level = self.level or ("elastic" if has_range else "rigid")
         return JobRequest(
@@ -376,7 +386,7 @@ class JobFile(_Strict):
             klass=self.name or (self.run if isinstance(self.run, str) else " ".join(self.run)),
             queue=self.queue,
             priority=(80 if self.service else 50) if self.priority is None else self.priority,
-            requested=self.workers or high,
+            requested=self.asks_for,
             min_workers=low,
             max_workers=high,
             step=sizes.step if sizes else 1,

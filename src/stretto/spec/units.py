@@ -111,7 +111,7 @@ def _within(value: Any, number: _N, least: float, most: float, rule: str) -> _N:
 def _milli(value: Any, what: str) -> int:
     """Thousandths of a number or of a text like `0.5` or `500m`; below 0 when no number of them is in range."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value) or not 0 <= value <= 10**9:
+        if not 0 <= value <= 10**9:
             return -1
         return _at_least_one(value * 1000)
     match = _MILLI.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -129,7 +129,7 @@ def _seconds(value: Any) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return float(value) if math.isfinite(value) and abs(value) <= MOST_SECONDS else -1.0
+        return float(value) if abs(value) <= MOST_SECONDS else -1.0
     if not isinstance(value, str) or not value.strip():
         return None
     text = value.strip()
