@@ -212,4 +212,7 @@ def _said(window: Window, now_s: float) -> TimedWindow:
         spread_s=window.spread_s,
         lasted_s=window.ended_s - window.began_s,
         age_s=max(0.0, now_s - window.ended_s),
+        mean_s=window.mean_s,
+        slow=window.slow,
+        slow_s=window.slow_s,
     )

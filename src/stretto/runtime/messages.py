@@ -100,6 +100,12 @@ class Window:
     """From the beginning of the first step to the end of the last."""
     age_s: float = 0.0
     """Since that end, when this was said."""
+    mean_s: float = 0.0
+    """Of the same steps as the median; 0 of older workers, which do not tell."""
+    slow: int = 0
+    """Steps in between that took several times as long, and are in none of these figures."""
+    slow_s: float = 0.0
+    """What these took together."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 A step lasts from one request for a batch to the next, whatever it is made of (micro-batches, accumulated batches): what
 is measured is the time that it costs the job. Steps that tell nothing of a size do not count: the first after a switch,
 those while the next generation is prepared, those with a checkpoint, those that were taken back, and those that took
-several times as long as the others, because the script did something else (an evaluation, an upload).
+several times as long as the others, because the script did something else (an evaluation, an upload). These last are
+counted apart: one of them is a hiccup, but those that come again and again are a part of what a step costs.
 
 A window is complete after eight steps and 0.3 s; the first one of a generation already after three. Where steps are
 slow, three of them that took half a minute together are one as well: nobody should wait for ten minutes to learn a
@@ -12,6 +13,7 @@ speed. Then the next window begins.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,10 +40,16 @@ class Window:
     median_s: float
     spread_s: float
     """A standard deviation of single steps that outliers do not disturb."""
+    mean_s: float
+    """Of the same steps."""
     began_s: float
     ended_s: float
     first: bool = False
     """The first of its generation."""
+    slow: int = 0
+    """Steps besides `count`, in between, that took several times as long."""
+    slow_s: float = 0.0
+    """What these took together."""
 
 
 class Pace:
@@ -59,6 +67,8 @@ class Pace:
         self._steps_s: list[float] = []
         self._length_s = 0.0
         """Of all these together."""
+        self._slow_s: list[float] = []
+        """Those that the script spent elsewhere."""
         self._began_s = 0.0
 
     def enter(self, generation: int, members: int) -> None:
@@ -66,6 +76,7 @@ class Pace:
         self._generation, self._members = generation, members
         self._is_first, self._unsettled = True, _UNSETTLED
         self._keep([])
+        self._slow_s = []
         self.begin()
 
     def begin(self) -> None:
@@ -83,14 +94,15 @@ class Pace:
         return None
 
     def _add(self, began_s: float, now_s: float) -> Window | None:
-        if not self._steps_s:
+        if not self._steps_s and not self._slow_s:
             self._began_s = began_s
         self._steps_s.append(now_s - began_s)
         self._length_s += now_s - began_s
         if not self._suffices():
             return None
-        middle_s = statistics.median(self._steps_s)
-        self._keep([step_s for step_s in self._steps_s if step_s <= _ELSEWHERE * middle_s])
+        longest_s = _ELSEWHERE * statistics.median(self._steps_s)
+        self._slow_s += [step_s for step_s in self._steps_s if step_s > longest_s]
+        self._keep([step_s for step_s in self._steps_s if step_s <= longest_s])
         return self._close(now_s) if self._suffices() else None
 
     def _keep(self, steps_s: list[float]) -> None:
@@ -103,8 +115,9 @@ class Pace:
         return (count >= steps and length_s >= _LENGTH_S) or (count >= _FEW_STEPS and length_s >= _LONG_S)
 
     def _close(self, now_s: float) -> Window:
-        steps_s = self._steps_s
+        steps_s, slow_s = self._steps_s, self._slow_s
         self._keep([])
+        self._slow_s = []
         is_first, self._is_first = self._is_first, False
         self._number += 1
         return Window(
@@ -114,9 +127,12 @@ class Pace:
             count=len(steps_s),
             median_s=statistics.median(steps_s),
             spread_s=spread_s(steps_s),
+            mean_s=statistics.fmean(steps_s),
             began_s=self._began_s,
             ended_s=now_s,
             first=is_first,
+            slow=len(slow_s),
+            slow_s=math.fsum(slow_s),
         )
 
 

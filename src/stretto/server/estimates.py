@@ -26,6 +26,8 @@ from stretto.jobs.model import Job
 from stretto.server import lengths
 from stretto.server.lengths import Ended, Learned, Lengths
 
+_BESIDE_SHARE = 0.1
+"""What a script does beside its steps counts from this part of a step on; so does a change of it."""
 _SETTLED_STEPS = 64
 """After so many steps at a size more of them change little."""
 _MOST_RUNS = 200
@@ -62,6 +64,8 @@ class Estimates:
         self._known: dict[str, Known] = {}
         self._numbers: dict[str, int] = {}
         self._own: dict[int, dict[str, Curve]] = {}
+        self._beside_s: dict[int, float] = {}
+        """By job: what its script does beside its steps, for each of them, where that is more than nothing."""
         self._rows: dict[Any, FloatArray] = {}
         self._own_rows: dict[int, dict[Any, FloatArray]] = {}
         self._history: History | None = None
@@ -97,11 +101,34 @@ class Estimates:
 
     def rate(self, job: int, klass: str, pool: str, workers: int) -> float:
         """Steps per second to be expected of a job on so many workers; 0 where nothing like it was ever timed."""
+        step_s = self._step_s(job, klass, pool, workers)
+        return 1 / (step_s + self._beside_s.get(job, 0.0)) if step_s else 0.0
+
+    def varies(self, job: int, pool: str) -> bool:
+        """Whether the few steps of a window do not say how fast it is."""
+        return job in self._beside_s or curves.varies(self._own.get(job, {}).get(pool, Curve()))
+
+    def passes(self, job: int, klass: str, pool: str, workers: int, rate: float) -> None:
+        """So many steps per second were counted by the clock. What its timed steps do not explain is done beside them, and
+        takes as long at every size."""
+        step_s = self._step_s(job, klass, pool, workers)
+        beside_s = max(0.0, 1 / rate - step_s) if step_s and job in self._own else 0.0
+        beside_s = beside_s if beside_s > _BESIDE_SHARE / rate else 0.0
+        had_s = self._beside_s.get(job, 0.0)
+        if beside_s == had_s or (beside_s and had_s and abs(beside_s - had_s) < _BESIDE_SHARE / rate):
+            return
+        self._own_rows.pop(job, None)
+        self._beside_s.pop(job, None)
+        if beside_s:
+            self._beside_s[job] = beside_s
+
+    def _step_s(self, job: int, klass: str, pool: str, workers: int) -> float:
+        """By what was timed; 0: nothing was."""
         own = self._own.get(job, {}).get(pool, Curve())
         prior = self._known.get(klass, Known()).curves.get(pool, ClassHistory()).curve
         if not own.workers and not prior.workers:
             return 0.0
-        return 1 / float(curves.step_s(own, np.array([float(workers)]), prior)[0])
+        return float(curves.step_s(own, np.array([float(workers)]), prior)[0])
 
     def ended(self, job: Job, request: JobRequest) -> bytes:
         """The job has succeeded: what is now known of its class, to be stored."""
@@ -141,6 +168,7 @@ class Estimates:
 
     def forget(self, job: int) -> None:
         self._own.pop(job, None)
+        self._beside_s.pop(job, None)
         self._own_rows.pop(job, None)
 
     def measured(self, job: int) -> Mapping[str, Curve]:
@@ -209,7 +237,7 @@ class Estimates:
         decided here."""
         own = self._own.get(shape.job, {})
         known = self._known.get(shape.klass, Known()).curves
-        return belief.believed(
+        rates = belief.believed(
             [own.get(pool, Curve()) for pool in pools],
             [known.get(pool, ClassHistory()).curve for pool in pools],
             shape.low,
@@ -217,6 +245,8 @@ class Estimates:
             first=shape.high,
             useless=[p for p, pool in enumerate(pools) if shape.pools and pool not in shape.pools],
         )
+        beside_s = self._beside_s.get(shape.job, 0.0) if own else 0.0
+        return rates / (1 + rates * beside_s) if beside_s else rates
 
     def _learned(self, klass: str) -> Learned:
         known = self._known.get(klass)
@@ -249,6 +279,7 @@ class Estimates:
         that holds no devices, as if it always ran on its minimum."""
         own = next(iter(self._own.get(job.number, {}).values()), None)
         if own is not None and own.workers and job.steps > 0:
-            return job.steps * float(curves.step_s(own, np.array([float(minimum)]))[0])
+            step_s = float(curves.step_s(own, np.array([float(minimum)]))[0])
+            return job.steps * (step_s + self._beside_s.get(job.number, 0.0))
         held_s = job.device_s * 1000 / job.width_milli / max(minimum, 1) if job.width_milli else job.ran_s
         return max(held_s, 1e-3)

@@ -9,6 +9,11 @@ was observed, in relative terms, with a mild pull of `serial` and `sync` to zero
 is expected to scale linearly, and each further size teaches where that ends. Near the sizes that were seen, what was
 measured outweighs the formula. A prior, the curve of earlier runs of the class, counts like a few observations.
 
+What a job needs is the mean of its steps, but single steps that were far slower than the others (a page fault, a hiccup
+of the machine) must not decide between sizes. So the steps that were much slower are kept apart: where they come again
+and make a difference (evaluations, batches of many lengths) what they cost per step is added. A size where too few of
+them were seen borrows from the others, so that it does not look faster for want of an evaluation.
+
 The rates handed out start at 0, never fall with more workers and are never nan.
 """
 
@@ -34,6 +39,12 @@ _AGAIN = 10.0
 """A job is measured anew only after so many times what its last exploration cost."""
 TRIAL_STEPS = 16
 """So many steps at a size are enough to try it."""
+_VARIED = 0.3
+"""Steps that spread by more than this part of their median: it is no measure of what they take on average."""
+_AGAIN_SLOW, _SLOW_SHARE = 3.0, 0.15
+"""So many slow steps, which add so much to the others: they are a part of the job."""
+_BORROWED = 5.0
+"""What is known of slow steps at all sizes counts like so many of them at each."""
 _PRIOR_WEIGHT = 2.0
 _PULL = 0.05
 _NOISE = 0.2
@@ -59,11 +70,24 @@ class Window(msgspec.Struct, frozen=True):
     """Standard deviation of a single step."""
     began_s: float
     ended_s: float
+    mean_s: float = 0.0
+    """0: not told."""
+    slow: int = 0
+    """Steps besides `count` that took several times as long, and are in none of the other figures."""
+    slow_s: float = 0.0
+    """What these took together."""
+
+    @property
+    def typical_s(self) -> float:
+        """A step that is not slow: the median, or, where steps vary, the mean."""
+        return self.mean_s if self.mean_s > 0 and self.spread_s > _VARIED * self.median_s else self.median_s
 
     @property
     def rate(self) -> float:
-        """Steps per second."""
-        return 1 / self.median_s
+        """Steps per second; a single slow one does not count."""
+        if self.slow < 2:
+            return 1 / self.typical_s
+        return (self.count + self.slow) / (self.count * self.typical_s + self.slow_s)
 
 
 class Measured(NamedTuple):
@@ -106,11 +130,19 @@ class Curve(msgspec.Struct, frozen=True):
     """Mean square of log(step_s) of a window against what was seen at its size before: by so much its speed wanders."""
     began_s: float = 0.0
     """When the first of these windows began."""
+    slow: tuple[float, ...] = ()
+    """Steps per size that took several times as long as those which are counted; empty: none."""
+    slow_s: tuple[float, ...] = ()
+    """What these took together, per size."""
 
     def __post_init__(self) -> None:
         """What is read from elsewhere is refused where it is no curve."""
         if not len(self.workers) == len(self.count) == len(self.mean) == len(self.squares):
             raise ValueError("a curve has as many counts, means and squares as sizes")
+        if not {len(self.slow), len(self.slow_s)} <= {0, len(self.workers)} or len(self.slow) != len(self.slow_s):
+            raise ValueError("a curve has slow steps at none or at all of its sizes")
+        if not all(0 <= one < math.inf for one in (*self.slow, *self.slow_s)):
+            raise ValueError("the slow steps of a curve can be counted")
         largest, longest_log = 10**6, 700.0
         if not all(0 < count < math.inf for count in self.count) or not all(
             0 <= one < math.inf for one in self.squares
@@ -126,6 +158,10 @@ class Curve(msgspec.Struct, frozen=True):
     def widest(self) -> int:
         """The most workers it was seen with; 0 before anything was."""
         return max(self.workers, default=0)
+
+    def unlike(self, window: Window) -> bool:
+        """Whether that window, taken in last, shows another job than the ones before it did, if there were any."""
+        return abs(self.strange) >= _STRANGE_WINDOWS or self.began_s == window.began_s
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -158,6 +194,7 @@ def observe(curve: Curve, workers: int, step_s: float, steps: float = 1.0, sprea
         value = min(max(value, mean - limit), mean + limit)
     kept = min(count, (_MEMORY - 1) * steps)
     squares *= kept / count
+    curve = _fade_slow(curve, i, kept / count)
     change = value - mean
     mean += change * steps / (kept + steps)
     return _with(curve, workers, kept + steps, mean, squares + own + steps * change * (value - mean))
@@ -175,9 +212,10 @@ def take_in(curve: Curve, window: Window) -> Curve:
         if window.ended_s - curve.began_s < _AGAIN * slower_s(measured(curve), fastest_s):
             return msgspec.structs.replace(curve, strange=strange)
         curve, strange = Curve(), 0
-    taken = observe(curve, window.workers, window.median_s, window.count, window.spread_s)
+    taken = observe(curve, window.workers, window.typical_s, window.count, window.spread_s)
     if taken is curve:
         return curve
+    taken = _add_slow(taken, window)
     began_s = curve.began_s if curve.workers else window.began_s
     return msgspec.structs.replace(taken, strange=strange, drift=drift, began_s=began_s)
 
@@ -189,9 +227,9 @@ def slower_s(seen: Iterable[Measured], than_s: float) -> float:
 
 def _off(curve: Curve, window: Window) -> float:
     """log(step_s) against what was seen at this size; 0 where nothing was."""
-    if window.workers not in curve.workers or not 0 < window.median_s < math.inf:
+    if window.workers not in curve.workers or not 0 < window.typical_s < math.inf:
         return 0.0
-    return math.log(window.median_s) - curve.mean[curve.workers.index(window.workers)]
+    return math.log(window.typical_s) - curve.mean[curve.workers.index(window.workers)]
 
 
 def _strange(curve: Curve, off: float, limit: float) -> int:
@@ -204,15 +242,21 @@ def _strange(curve: Curve, off: float, limit: float) -> int:
 
 def measured(curve: Curve) -> list[Measured]:
     """The sizes that were seen, smallest first."""
-    rows = zip(curve.workers, curve.count, curve.mean, curve.squares, strict=True)
+    rows = zip(curve.workers, curve.count, curve.mean, curve.squares, _beside(curve), strict=True)
     return [
-        Measured(workers, count, math.exp(mean), math.sqrt(squares / count)) for workers, count, mean, squares in rows
+        _measured(workers, count, math.exp(mean), squares / count, beside)
+        for workers, count, mean, squares, beside in rows
     ]
 
 
 def measured_s(curve: Curve) -> dict[int, float]:
     """Seconds of a step at each size that was seen, as measured."""
-    return {workers: math.exp(mean) for workers, mean in zip(curve.workers, curve.mean, strict=True)}
+    return dict(zip(curve.workers, _times_s(curve).tolist(), strict=True))
+
+
+def varies(curve: Curve) -> bool:
+    """Whether slow steps are a part of the job."""
+    return any(beside.each_s > 0 for beside in _beside(curve))
 
 
 def rates(curve: Curve, max_workers: int, prior: Curve | None = None) -> FloatArray:
@@ -264,7 +308,73 @@ def _with(curve: Curve, workers: int, count: float, mean: float, squares: float)
     rows[workers] = [count, mean, squares]
     sizes = tuple(sorted(rows))
     counts, means, spreads = zip(*(rows[w] for w in sizes), strict=True)
-    return Curve(sizes, counts, means, spreads, curve.strange, curve.drift, curve.began_s)
+    slow = dict(zip(curve.workers, zip(curve.slow, curve.slow_s, strict=True), strict=False))
+    some = [slow.get(w, (0.0, 0.0)) for w in sizes] if slow else []
+    return Curve(
+        sizes, counts, means, spreads, curve.strange, curve.drift, curve.began_s,
+        tuple(steps for steps, _ in some), tuple(seconds for _, seconds in some),
+    )  # fmt: skip
+
+
+def _fade_slow(curve: Curve, i: int, by: float) -> Curve:
+    if not curve.slow or by == 1:
+        return curve
+    slow, slow_s = list(curve.slow), list(curve.slow_s)
+    slow[i], slow_s[i] = slow[i] * by, slow_s[i] * by
+    return msgspec.structs.replace(curve, slow=tuple(slow), slow_s=tuple(slow_s))
+
+
+def _add_slow(curve: Curve, window: Window) -> Curve:
+    if not window.slow or not 0 < window.slow_s < math.inf:
+        return curve
+    i = curve.workers.index(window.workers)
+    slow, slow_s = (list(column) or [0.0] * len(curve.workers) for column in (curve.slow, curve.slow_s))
+    slow[i], slow_s[i] = slow[i] + window.slow, slow_s[i] + window.slow_s
+    return msgspec.structs.replace(curve, slow=tuple(slow), slow_s=tuple(slow_s))
+
+
+class _Beside(NamedTuple):
+    """What slow steps add to each of the others, and how far off that may be."""
+
+    each_s: float = 0.0
+    error_s: float = 0.0
+
+
+def _beside(curve: Curve) -> list[_Beside]:
+    """Per size. Its own slow steps, as far as there are some; else those of all sizes, as if they did not scale."""
+    nothing = [_Beside()] * len(curve.workers)
+    if sum(curve.slow) < _AGAIN_SLOW:
+        return nothing
+    usual_s = [math.exp(mean) for mean in curve.mean]
+    steps = [count + slow for count, slow in zip(curve.count, curve.slow, strict=True)]
+    more_s = [
+        max(0.0, slow_s - slow * each_s)
+        for slow, slow_s, each_s in zip(curve.slow, curve.slow_s, usual_s, strict=True)
+    ]
+    if sum(more_s) < _SLOW_SHARE * sum(count * each_s for count, each_s in zip(steps, usual_s, strict=True)):
+        return nothing
+    pooled_s = sum(more_s) / sum(steps)
+    found = []
+    for slow, count, more in zip(curve.slow, steps, more_s, strict=True):
+        own_s = slow * more / count
+        found.append(
+            _Beside((own_s + _BORROWED * pooled_s) / (slow + _BORROWED), own_s / (slow + _BORROWED) / math.sqrt(slow))
+            if slow
+            else _Beside(pooled_s)
+        )
+    return found
+
+
+def _measured(workers: int, count: float, usual_s: float, variance: float, beside: _Beside) -> Measured:
+    """An error of the mean is told as the spread of single steps that would make it."""
+    step_s = usual_s + beside.each_s
+    return Measured(workers, count, step_s, math.sqrt(variance + count * (beside.error_s / step_s) ** 2))
+
+
+def _times_s(curve: Curve) -> FloatArray:
+    """Seconds of a step at each size that was seen."""
+    times_s = np.exp(np.array(curve.mean, np.float64))
+    return times_s + np.array([beside.each_s for beside in _beside(curve)]) if curve.slow else times_s
 
 
 def _evidence(curve: Curve, prior: Curve | None) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -272,11 +382,11 @@ def _evidence(curve: Curve, prior: Curve | None) -> tuple[FloatArray, FloatArray
 
     The class is scaled to the job's speed.
     """
-    sizes, times = np.array(curve.workers, np.float64), np.exp(np.array(curve.mean, np.float64))
+    sizes, times = np.array(curve.workers, np.float64), _times_s(curve)
     weights = np.sqrt(np.array(curve.count, np.float64))
     if prior is None or not prior.workers:
         return sizes, times, weights
-    others, theirs = np.array(prior.workers, np.float64), np.exp(np.array(prior.mean, np.float64))
+    others, theirs = np.array(prior.workers, np.float64), _times_s(prior)
     if len(sizes):
         at_ours = step_s(prior, sizes)
         theirs = theirs * math.exp(float(np.average(np.log(times / at_ours), weights=weights**2)))

@@ -103,7 +103,11 @@ def _off(errors: FloatArray) -> float:
 def _merge(known: Curve, new: Curve) -> Curve:
     """Two curves pooled, each size weighted by how often it was seen."""
     rows: dict[int, tuple[float, float, float]] = {}
+    slow: dict[int, tuple[float, float]] = {}
     for curve in (known, new):
+        for w, *some in zip(curve.workers, curve.slow, curve.slow_s, strict=False):
+            had_slow = slow.get(w, (0.0, 0.0))
+            slow[w] = had_slow[0] + some[0], had_slow[1] + some[1]
         for w, count, mean, squares in zip(curve.workers, curve.count, curve.mean, curve.squares, strict=True):
             had = rows.get(w, (0.0, 0.0, 0.0))
             total = had[0] + count
@@ -111,7 +115,11 @@ def _merge(known: Curve, new: Curve) -> Curve:
             rows[w] = (total, (had[0] * had[1] + count * mean) / total, had[2] + squares + apart)
     sizes = tuple(sorted(rows))
     counts, means, spreads = ([rows[w][i] for w in sizes] for i in range(3))
-    return Curve(sizes, tuple(counts), tuple(means), tuple(spreads))
+    slow_rows = [slow.get(w, (0.0, 0.0)) for w in sizes] if slow else []
+    return Curve(
+        sizes, tuple(counts), tuple(means), tuple(spreads),
+        slow=tuple(steps for steps, _ in slow_rows), slow_s=tuple(seconds for _, seconds in slow_rows),
+    )  # fmt: skip
 
 
 def _table(runs: Sequence[Features], asked: Sequence[Features]) -> tuple[FloatArray, FloatArray]:

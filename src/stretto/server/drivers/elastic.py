@@ -171,7 +171,7 @@ class ElasticDriver(Driver):
         match effect:
             case Progress(worker, heartbeat, committed):
                 self._note_pause(committed)
-                self._speed.heard(worker, heartbeat.windows)
+                self._speed.heard(worker, heartbeat.windows, committed)
                 progress = self.active.progress
                 progress.steps = max(progress.steps, committed)
                 progress.metrics = {name: value for name, value in heartbeat.metrics.items() if math.isfinite(value)}

@@ -4,6 +4,9 @@ Only windows of the generation that the coordinator knows are taken in, from its
 while newcomers were starting is dropped: they take time from those who train. So is what was timed while neighbours
 came or went. A job that has another size than before has the speed that is to be expected of it until its first window
 there is complete.
+
+Windows compare sizes. How long the rest takes is said by the steps that were counted by the clock since the last resize,
+as soon as there are enough: with evaluations, checkpoints and whatever else the script does beside its steps.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from stretto.control.roster import State
 from stretto.core.estimate.curve import Window
+from stretto.core.estimate.throughput import Throughput
 from stretto.jobs.model import Worker
 from stretto.runtime import messages as m
 from stretto.server.book import Active
@@ -30,6 +34,8 @@ class Speed:
         """Generation and number of the last window."""
         self._disturbed = (0, 0.0, 0.0)
         """The generation that newcomers were last seen beside, from when until when."""
+        self._throughput, self._counting = Throughput(), 0
+        """At this size; in which generation."""
 
     def formed(self) -> None:
         """The membership may be another one."""
@@ -39,18 +45,26 @@ class Speed:
             self._size = size
             active, progress = self._active, self._active.progress
             progress.window = None
-            progress.rate = self._around.estimates.rate(active.number, active.request.klass, self._pool(), size)
+            self._throughput = Throughput()
+            progress.rate = self._expected()
 
-    def heard(self, worker: str, windows: Sequence[m.Window]) -> None:
-        """A heartbeat of this worker."""
+    def heard(self, worker: str, windows: Sequence[m.Window], committed: int) -> None:
+        """A heartbeat of this worker; so many steps of the job are done."""
         self.formed()
-        self._look_at_newcomers(self._active.job.workers)
+        newcomers = self._look_at_newcomers(self._active.job.workers)
         gen = self._state().active
-        if gen is None or self._state().names(gen.members[:1]) != (worker,):
+        if gen is None:
             return
-        for told in windows:
-            if told.generation == gen.number and told.members == len(gen.members):
-                self._take_in(told)
+        if newcomers or gen.number != self._counting:
+            self._throughput.cut()
+            self._counting = gen.number
+        if not newcomers:
+            self._throughput.seen(self._around.clock(), committed)
+        if self._state().names(gen.members[:1]) == (worker,):
+            for told in windows:
+                if told.generation == gen.number and told.members == len(gen.members):
+                    self._take_in(told)
+        self._count()
 
     def launching(self) -> None:
         """Newcomers are about to start."""
@@ -63,11 +77,26 @@ class Speed:
         """It may have been a newcomer until now."""
         self._look_at_newcomers([worker])
 
-    def _look_at_newcomers(self, workers: Sequence[Worker]) -> None:
+    def _look_at_newcomers(self, workers: Sequence[Worker]) -> bool:
         gen = self._state().active
         members = self._state().names(gen.members) if gen is not None else ()
-        if any(not worker.leaving and worker.name not in members for worker in workers):
+        found = any(not worker.leaving and worker.name not in members for worker in workers)
+        if found:
             self.launching()
+        return found
+
+    def _count(self) -> None:
+        """What was counted by the clock says more of the rest than a window does."""
+        if not (rate := self._throughput.rate):
+            return
+        active, pool = self._active, self._pool()
+        active.progress.rate = rate
+        if pool:
+            self._around.estimates.passes(active.number, active.request.klass, pool, self._size, rate)
+
+    def _expected(self) -> float:
+        active = self._active
+        return self._around.estimates.rate(active.number, active.request.klass, self._pool(), self._size)
 
     def _take_in(self, told: m.Window) -> None:
         window = _window(told, self._around.clock())
@@ -78,10 +107,15 @@ class Speed:
             return
         if self._around.disturbed(self._active.number, window.began_s, window.ended_s):
             return
-        self._active.progress.window, self._active.progress.rate = window, window.rate
-        pool = self._pool()
-        if pool and self._around.estimates.observe(self._active.number, pool, window):
-            self._around.changed(self._active.number)
+        pool, number, estimates = self._pool(), self._active.number, self._around.estimates
+        news = bool(pool) and estimates.observe(number, pool, window)
+        self._active.progress.window = window
+        self._active.progress.rate = self._expected() if estimates.varies(number, pool) else window.rate
+        curve = estimates.measured(number).get(pool)
+        if curve is not None and curve.unlike(window):
+            self._throughput = Throughput()
+        if news:
+            self._around.changed(number)
 
     def _beside_newcomers(self, generation: int, window: Window) -> bool:
         disturbed, since_s, until_s = self._disturbed
@@ -95,8 +129,13 @@ class Speed:
 
 def _window(told: m.Window, now_s: float) -> Window | None:
     """As the server's clock has it; None if it cannot be."""
-    times_s = (told.median_s, told.spread_s, told.lasted_s, told.age_s)
+    times_s = (told.median_s, told.spread_s, told.lasted_s, told.age_s, told.mean_s, told.slow_s)
     if not all(0 <= time_s < _LONGEST_S for time_s in times_s) or not told.median_s or not 0 < told.count < _MOST_STEPS:
         return None
+    if not 0 <= told.slow < _MOST_STEPS:
+        return None
     ended_s = now_s - told.age_s
-    return Window(told.members, told.count, told.median_s, told.spread_s, ended_s - told.lasted_s, ended_s)
+    return Window(
+        told.members, told.count, told.median_s, told.spread_s, ended_s - told.lasted_s, ended_s,
+        told.mean_s, told.slow, told.slow_s,
+    )  # fmt: skip
