@@ -72,7 +72,13 @@ def test_the_forecast_names_all_jobs(api: Api) -> None:
     jobs = [api.submit("sleep 60", workers=4) for _ in range(2)]
     api.until(jobs[0]["id"], "running")
     items = api.get("/v1/forecast").json["items"]
-    assert {job["number"] for job in jobs} <= {item["job"] for item in items}
+    first, second = ({item["job"]: item for item in items}[job["number"]] for job in jobs)
+    assert (first["expected_from"], first["start_guessed"], first["end_guessed"]) == ("unknown", False, True)
+    assert (second["expected_from"], second["start_guessed"], second["end_guessed"]) == ("unknown", True, True)
+    told = api.submit("sleep 60", workers=1, expect="60s")
+    item = next(item for item in api.get("/v1/forecast").json["items"] if item["job"] == told["number"])
+    assert (item["expected_from"], item["end_guessed"]) == ("hint", True), "it waits for those"
+    jobs.append(told)
     for job in jobs[::-1]:
         api.post(f"/v1/jobs/{job['id']}/cancel")
         api.until(job["id"], "cancelled")

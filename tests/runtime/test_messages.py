@@ -71,8 +71,11 @@ def test_a_worker_of_an_older_version_tells_no_windows_and_an_older_server_passe
     new = decode(json.dumps({**json.loads(encode(old)), "windows": [{**window, "loss": 0.5}]}))
     assert isinstance(new, Heartbeat)
     assert new.windows == (
-        Window(number=1, generation=1, members=2, count=8, median_s=1.0, spread_s=0.0, lasted_s=9.0, age_s=0.0),
-    )
+        Window(
+            number=1, generation=1, members=2, count=8, median_s=1.0, spread_s=0.0, lasted_s=9.0, age_s=0.0,
+            mean_s=0.0, slow=0, slow_s=0.0,
+        ),
+    )  # fmt: skip
     assert dataclasses.replace(new, windows=()) == old
 
 

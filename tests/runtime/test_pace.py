@@ -131,6 +131,20 @@ def test_a_step_with_an_evaluation_in_its_body_does_not_count() -> None:
     worker.steps(0.1)
     (window,) = worker.windows
     assert (window.count, window.spread_s) == (8, pytest.approx(0.0))
+    assert (window.slow, window.slow_s) == (1, pytest.approx(2.0)), "it is told apart"
+    worker.steps(*[0.1] * 8)
+    assert worker.windows[1].slow == 0
+
+
+def test_what_the_steps_of_a_window_took_is_told_whole() -> None:
+    worker = Worker().settled()
+    worker.steps(*([0.005] * 9 + [0.5]) * 20)
+    assert worker.windows
+    for window in worker.windows:
+        assert (window.median_s, window.mean_s) == (pytest.approx(0.005), pytest.approx(0.005))
+        took_s = window.count * window.mean_s + window.slow_s
+        assert took_s == pytest.approx(window.ended_s - window.began_s)
+        assert took_s / (window.count + window.slow) == pytest.approx(0.0545, rel=0.25)
 
 
 def test_steps_that_vary_count_all_the_same() -> None:

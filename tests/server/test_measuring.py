@@ -262,6 +262,47 @@ def test_of_workers_that_time_nothing_no_speed_is_known(tmp_path: Path) -> None:
     play(story())
 
 
+def test_the_speed_is_what_the_clock_counts(tmp_path: Path) -> None:
+    """Of a script that evaluates for two seconds after fifty steps of 10 ms, in leaps."""
+
+    async def story() -> None:
+        async with played(tmp_path) as p:
+            line = await p.join("w0")
+            generation = await line.form()
+            begun_s = p.now_s
+            for beat in range(1, 41):
+                p.now_s = begun_s + beat * 0.5
+                whole, part_s = divmod(p.now_s - begun_s, 2.5)
+                done = round(50 * whole + min(part_s / 0.01, 50))
+                told = window(beat, generation, median_s=0.01, count=30, lasted_s=0.3)
+                await line.beat(generation, told, applied=done, step=done)
+            assert p.rate == pytest.approx(20.0, rel=0.1)
+            assert p.estimates.rate(1, "digits", "cpu", 1) == pytest.approx(20.0, rel=0.15)
+            assert p.estimates.rate(1, "digits", "cpu", 2) < 25.0, "more workers do not evaluate faster"
+            p.driver.prepare(2)
+            p.launch("w1")
+            newcomer = await p.join("w1")
+            await line.form()
+            generation = await newcomer.form()
+            await line.beat(generation, window(50, generation, 2, median_s=0.005, count=60, lasted_s=0.3), applied=done)
+            assert 20.0 < p.rate < 25.0, "what it does beside its steps is not forgotten"
+
+    play(story())
+
+
+def test_a_worker_that_times_nothing_is_counted_all_the_same(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with played(tmp_path) as p:
+            line = await p.join("w0")
+            generation = await line.form()
+            for second in range(15):
+                p.now_s += 1.0
+                await line.beat(generation, applied=10 * second, step=10 * second)
+            assert (p.rate, p.steps) == (pytest.approx(10.0), {})
+
+    play(story())
+
+
 def test_what_is_timed_while_newcomers_start_does_not_count(tmp_path: Path) -> None:
     async def story() -> None:
         async with played(tmp_path) as p:

@@ -14,7 +14,7 @@ from stretto.core.decision import Decision, Memory
 from stretto.core.policy import Policy
 from stretto.core.snapshot import Snapshot
 from stretto.sim import cluster
-from stretto.sim.forecast import forecast
+from stretto.sim.forecast import Forecast, forecast, guessed
 from stretto.sim.general import Engine
 from stretto.sim.trace import Trace
 from stretto.sim.world import Result, Settings
@@ -70,3 +70,19 @@ def test_a_service_keeps_its_room_and_nobody_says_when_it_ends() -> None:
     assert np.isnan(with_service.end_s[running])
     others = ~serves
     assert with_service.end_s[others].max() >= without.end_s[others].max()
+
+
+def marks(start_s: list[float], end_s: list[float], unknown: list[int], resizable: list[int]) -> tuple[str, str]:
+    found = Forecast(np.array(start_s, np.float64), np.array(end_s, np.float64))
+    told = guessed(found, np.array(unknown, np.bool_), np.array(resizable, np.bool_))
+    return tuple("".join("~" if one else "." for one in column.tolist()) for column in (told.start, told.end))  # type: ignore[return-value]
+
+
+def test_what_hangs_on_an_unknown_length_is_marked() -> None:
+    assert marks([0, 0, 50, 60], [40, 100, 90, 80], [0, 0, 0, 0], [1, 1, 1, 1]) == ("....", "....")
+    assert marks([0, 0, 50, 60], [40, 100, 90, 80], [0, 1, 0, 0], [0, 0, 0, 0]) == ("..~~", ".~~~")
+    assert marks([0, 0, 50, 60], [40, 100, 90, 80], [0, 0, 1, 0], [0, 0, 0, 0]) == ("...~", "..~~"), (
+        "not what came before"
+    )
+    assert marks([0, 0, 50, 60], [40, 100, 90, 80], [0, 0, 1, 0], [1, 1, 0, 0]) == ("...~", ".~~~"), "may get its room"
+    assert marks([0, np.nan], [np.nan, np.nan], [0, 1], [1, 1]) == ("..", ".."), "nobody said anything"

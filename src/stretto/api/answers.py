@@ -20,6 +20,7 @@ from stretto.jobs.model import Job, Level, Phase, Wish
 from stretto.server.book import Active
 from stretto.server.classes import Class, ClassSummary
 from stretto.server.expected import Expected
+from stretto.server.lengths import Source
 from stretto.server.plane import Foreseen, Plane, PolicyInfo, Why
 from stretto.store import Role, Token
 
@@ -144,6 +145,11 @@ class ForecastItem(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     start_s: float | None
     end_s: float | None
+    expected_from: Source | None
+    """What its length was taken from; null for services."""
+    start_guessed: bool
+    end_guessed: bool
+    """It hangs on a length that nobody knows."""
     text: str
     """Why nobody knows, where that is so."""
 
@@ -337,6 +343,9 @@ def foreseen(plane: Plane, one: Foreseen, now_s: float) -> ForecastItem:
         workers=len(active.target) if active else 0,
         start_s=active.job.started_s if active and active.job.workers else start_s,
         end_s=None if one.end_s is None else now_s + one.end_s,
+        expected_from=one.expected_from,
+        start_guessed=one.start_guessed,
+        end_guessed=one.end_guessed,
         text=one.text,
     )
 

@@ -86,6 +86,8 @@ def forecast(*, json: Json = False, connection: Connection = HERE) -> None:
         return
     rows = [_expected(entry, now_s) for entry in found.jobs]
     show.columns(["JOB", "NAME", "PHASE", "WORKERS", "STARTS", "ENDS"], rows, right=["JOB", "WORKERS"])
+    if any(entry.get("start_guessed") or entry.get("end_guessed") for entry in found.jobs):
+        show.note("~ hangs on a job of unknown length: say what to `expect` of it in its job file")
     if found.get("text"):
         show.note(found.text)
 
@@ -173,8 +175,8 @@ def _print_policy(policy: Any, json: bool) -> None:
 
 def _expected(entry: dict[str, Any], now_s: float) -> list[str]:
     running = entry["phase"] == "running"
-    starts = "running" if running else words.ahead(entry["start_s"], now_s)
+    starts = "running" if running else words.foreseen(entry, "start", now_s)
     return [
         str(entry["job"]), entry["name"], entry["phase"], str(entry.get("workers", "-")), starts,
-        words.ahead(entry["end_s"], now_s),
+        words.foreseen(entry, "end", now_s),
     ]  # fmt: skip

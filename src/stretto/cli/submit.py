@@ -195,7 +195,7 @@ def _print_preview(preview: Preview, json: bool) -> None:
         return
     now_s, expected = show.now_s(), preview.forecast
     print(f"{preview.job['name']} would be accepted")
-    start, end = words.ahead(expected["start_s"], now_s), words.ahead(expected["end_s"], now_s)
+    start, end = words.foreseen(expected, "start", now_s), words.foreseen(expected, "end", now_s)
     show.listing([("starts", start), ("ends", end), ("workers", words.limits(*_sizes(preview.job)))])
 
 

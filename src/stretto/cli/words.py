@@ -40,6 +40,12 @@ def ahead(at_s: float | None, now_s: float) -> str:
     return "now" if at_s <= now_s + 0.5 else f"in {span(at_s - now_s)}"
 
 
+def foreseen(entry: Mapping[str, Any], what: str, now_s: float) -> str:
+    """Its `start` or `end`: `in 3m12s`, or `~in 3m12s` where that hangs on a length that nobody knows."""
+    told = ahead(entry[f"{what}_s"], now_s)
+    return f"~{told}" if entry.get(f"{what}_guessed") and told != "-" else told
+
+
 def limits(low: int, high: int) -> str:
     return str(low) if low == high else f"{low}..{high}"
 

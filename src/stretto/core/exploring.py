@@ -170,11 +170,10 @@ def known(view: Snapshot) -> IntArray:
         return most
     guess = view.min_workers if view.guess is None else view.guess
     most = np.where(view.explores, np.maximum(guess, view.workers), most)
-    timed = np.isin(view.job, list(view.measured)) & view.explores
+    timed = np.isin(view.job, np.fromiter(view.measured, np.int64, len(view.measured))) & view.explores
     for j in np.flatnonzero(timed).tolist():
-        seen = _seen(view, j)
-        if seen:
-            most[j] = best(seen).workers
+        if size := _best_size(_curve(view, j), int(view.min_workers[j]), int(view.max_workers[j])):
+            most[j] = size
     return np.clip(most, view.min_workers, view.max_workers)
 
 
@@ -187,10 +186,14 @@ def explored(view: Snapshot, most: IntArray, decision: Decision) -> Decision:
     wake_s, busy = decision.wake_s, _Busy(view)
     enough = np.minimum(known(view), most)
     for j in _candidates(view, enough, workers):
-        trial = _trial(view, j)
+        size = _wanted(view, j)
+        more = (size - int(workers[j])) * int(view.width[j])
+        if not size or more > free[decision.pool[j]]:
+            # When there is room for it, that is an event: it need not be thought of before.
+            continue
+        trial = _judged(view, j, size)
         wake_s = min(wake_s, trial.wake_s)
-        more = (trial.size - int(workers[j])) * int(view.width[j])
-        if not trial.size or more > free[decision.pool[j]] or not (_is_silent(view, j) or busy.take(j)):
+        if not trial.size or not (_is_silent(view, j) or busy.take(j)):
             continue
         # A size that is only being measured takes nothing away from a job that was given more, unless it is there to be
         # tried at fewer workers than are known to be of use.
@@ -212,15 +215,25 @@ def _candidates(view: Snapshot, enough: IntArray, workers: IntArray) -> Iterator
 
 
 def _trial(view: Snapshot, j: int) -> Trial:
+    return _judged(view, j, _wanted(view, j))
+
+
+def _wanted(view: Snapshot, j: int) -> int:
+    """The size to be measured next, whatever it costs; 0: none."""
     low, high, now = int(view.min_workers[j]), int(view.max_workers[j]), int(view.workers[j])
-    seen = _seen(view, j)
-    if not seen or now not in [one.workers for one in seen]:
+    curve = _curve(view, j)
+    if now not in curve.workers or not low <= now <= high:
         # Where it is it has not been measured yet.
-        return Trial(now)
-    size = next_size(_curve(view, j), low, high, lambda n: _possible(view, j, n))
-    if not size or size == now:
+        return now
+    if view.step is None:
+        return _next_size(curve, low, high)
+    return next_size(curve, low, high, lambda n: _possible(view, j, n))
+
+
+def _judged(view: Snapshot, j: int, size: int) -> Trial:
+    if not size or size == view.workers[j]:
         return Trial(size)
-    return _affordable(view, j, seen, size)
+    return _affordable(view, j, _seen(view, j), size)
 
 
 def _is_silent(view: Snapshot, j: int) -> bool:
@@ -277,6 +290,18 @@ def _seen(view: Snapshot, j: int) -> tuple[Measured, ...]:
 @lru_cache(maxsize=_REMEMBERED)
 def _between_limits(curve: Curve, low: int, high: int) -> tuple[Measured, ...]:
     return tuple(one for one in curves.measured(curve) if low <= one.workers <= high)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _best_size(curve: Curve, low: int, high: int) -> int:
+    seen = _between_limits(curve, low, high)
+    return best(seen).workers if seen else 0
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _next_size(curve: Curve, low: int, high: int) -> int:
+    """Where every size is possible."""
+    return next_size(curve, low, high, lambda n: n)
 
 
 def _curve(view: Snapshot, j: int) -> Curve:

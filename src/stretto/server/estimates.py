@@ -65,7 +65,7 @@ class Estimates:
         self._numbers: dict[str, int] = {}
         self._own: dict[int, dict[str, Curve]] = {}
         self._beside_s: dict[int, float] = {}
-        """By job: what its script does beside its steps, for each of them, where that is more than nothing."""
+        """By job: what its script does beside its usual steps, for each of them: slow ones, and what is in none."""
         self._rows: dict[Any, FloatArray] = {}
         self._own_rows: dict[int, dict[Any, FloatArray]] = {}
         self._history: History | None = None
@@ -102,18 +102,18 @@ class Estimates:
     def rate(self, job: int, klass: str, pool: str, workers: int) -> float:
         """Steps per second to be expected of a job on so many workers; 0 where nothing like it was ever timed."""
         step_s = self._step_s(job, klass, pool, workers)
-        return 1 / (step_s + self._beside_s.get(job, 0.0)) if step_s else 0.0
+        return 1 / (step_s + self._untimed_s(job, pool)) if step_s else 0.0
 
     def varies(self, job: int, pool: str) -> bool:
         """Whether the few steps of a window do not say how fast it is."""
-        return job in self._beside_s or curves.varies(self._own.get(job, {}).get(pool, Curve()))
+        return job in self._beside_s or curves.slow_steps_s(self._own.get(job, {}).get(pool, Curve())) > 0
 
     def passes(self, job: int, klass: str, pool: str, workers: int, rate: float) -> None:
         """So many steps per second were counted by the clock. What its timed steps do not explain is done beside them, and
         takes as long at every size."""
-        step_s = self._step_s(job, klass, pool, workers)
-        beside_s = max(0.0, 1 / rate - step_s) if step_s and job in self._own else 0.0
-        beside_s = beside_s if beside_s > _BESIDE_SHARE / rate else 0.0
+        own = self._own.get(job, {}).get(pool, Curve())
+        usual_s = self._step_s(job, klass, pool, workers) - curves.slow_steps_s(own)
+        beside_s = 1 / rate - usual_s if own.workers and 1 / rate > (1 + _BESIDE_SHARE) * usual_s else 0.0
         had_s = self._beside_s.get(job, 0.0)
         if beside_s == had_s or (beside_s and had_s and abs(beside_s - had_s) < _BESIDE_SHARE / rate):
             return
@@ -121,6 +121,11 @@ class Estimates:
         self._beside_s.pop(job, None)
         if beside_s:
             self._beside_s[job] = beside_s
+
+    def _untimed_s(self, job: int, pool: str) -> float:
+        """What is done beside each step and is in none that was timed."""
+        slow_s = curves.slow_steps_s(self._own.get(job, {}).get(pool, Curve()))
+        return max(0.0, self._beside_s.get(job, 0.0) - slow_s)
 
     def _step_s(self, job: int, klass: str, pool: str, workers: int) -> float:
         """By what was timed; 0: nothing was."""
@@ -245,8 +250,10 @@ class Estimates:
             first=shape.high,
             useless=[p for p, pool in enumerate(pools) if shape.pools and pool not in shape.pools],
         )
-        beside_s = self._beside_s.get(shape.job, 0.0) if own else 0.0
-        return rates / (1 + rates * beside_s) if beside_s else rates
+        if shape.job not in self._beside_s:
+            return rates
+        untimed_s = np.array([self._untimed_s(shape.job, pool) for pool in pools])
+        return rates / (1 + rates * untimed_s[:, None])
 
     def _learned(self, klass: str) -> Learned:
         known = self._known.get(klass)
@@ -277,9 +284,9 @@ class Estimates:
     def _size_s(self, job: Job, minimum: int) -> float:
         """Seconds on its minimum of workers: by its curve where there is one, else what it took, as if linear; of one
         that holds no devices, as if it always ran on its minimum."""
-        own = next(iter(self._own.get(job.number, {}).values()), None)
+        pool, own = next(iter(self._own.get(job.number, {}).items()), ("", None))
         if own is not None and own.workers and job.steps > 0:
             step_s = float(curves.step_s(own, np.array([float(minimum)]))[0])
-            return job.steps * (step_s + self._beside_s.get(job.number, 0.0))
+            return job.steps * (step_s + self._untimed_s(job.number, pool))
         held_s = job.device_s * 1000 / job.width_milli / max(minimum, 1) if job.width_milli else job.ran_s
         return max(held_s, 1e-3)

@@ -25,6 +25,7 @@ from stretto.control.coordination import Socket
 from stretto.core import cycle, placement
 from stretto.core.policy import Policy
 from stretto.core.request import JobRequest
+from stretto.core.snapshot import Snapshot
 from stretto.errors import Conflict, Impossible, NotFound, StrettoError, Unavailable, UsageError
 from stretto.jobs import events as e
 from stretto.jobs import lifecycle
@@ -36,7 +37,7 @@ from stretto.server.drivers import service as services
 from stretto.server.drivers.elastic import ElasticDriver
 from stretto.server.estimates import Estimates, Known
 from stretto.server.expected import Expected, expected
-from stretto.server.lengths import Total
+from stretto.server.lengths import Source, Total
 from stretto.server.loop import Loop, Rules
 from stretto.server.memory import MemoryKeeper, SpeedKeeper
 from stretto.server.notifying import Notifier
@@ -85,6 +86,11 @@ class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float | None = None
     """0 if it runs."""
     end_s: float | None = None
+    expected_from: Source | None = None
+    """What its length was taken from; None: it has none."""
+    start_guessed: bool = False
+    end_guessed: bool = False
+    """It hangs on a length that nobody knows: its own, or that of a job which may hold its room."""
     text: str = ""
     """Why nobody can say."""
 
@@ -477,21 +483,37 @@ class Plane:
             shown = [a for a in shown if a.target or a.number in first or a.number in asked_for]
         view = views.snapshot(shown, self.loop.cluster, self.loop.estimates, now_s, most)
         found = await asyncio.to_thread(forecasts.forecast, view, rules.policy, self.loop.state, rules.settings)
-        told = zip(shown, found.start_s.tolist(), found.end_s.tolist(), strict=True)
+        sources = self._sources(shown, view)
+        unknown = np.array([source == "unknown" for source in sources], np.bool_)
+        guessed = forecasts.guessed(found, unknown, view.min_workers < view.max_workers)
+        columns = (found.start_s, found.end_s, guessed.start, guessed.end)
+        told = zip(shown, sources, *(column.tolist() for column in columns), strict=True)
         answers = [
             Foreseen(
                 job=a.number,
                 name=a.job.name,
                 start_s=_finite(start_s),
                 end_s=_finite(end_s),
+                expected_from=source,
+                start_guessed=start_guessed,
+                end_guessed=end_guessed,
                 text=_unforeseen(a, start_s, end_s),
             )
-            for a, start_s, end_s in told
+            for a, source, start_s, end_s, start_guessed, end_guessed in told
         ]
         answers += [
             Foreseen(job=a.number, name=a.job.name, text=holds[a.number].text) for a in jobs if a.number in holds
         ]
         return answers
+
+    def _sources(self, jobs: list[Active], view: Snapshot) -> list[Source | None]:
+        """What the length of each job was taken from; also unknown where steps are known and not how long one takes."""
+        timed = [self.loop.estimates.timed(active.row.shape) for active in jobs]
+        told = expected(view, [_total(active) for active in jobs], timed)
+        return [
+            None if active.request.is_service else "unknown" if one.left_s is None else one.source
+            for active, one in zip(jobs, told, strict=True)
+        ]
 
     # Changes.
 

@@ -174,8 +174,9 @@ class Active:
         every_s = self.stakes.every_s[self.row]
         ran_s = np.where(self.workers > 0, np.maximum(0.0, now_s - self.anchor_s), 0.0)
         since_s = self.unsaved_s + ran_s
-        saves = np.isfinite(every_s)
-        since_s[saves] = np.fmod(since_s[saves], np.where(every_s[saves] > 0, every_s[saves], math.inf))
+        saves = np.isfinite(every_s) & (every_s > 0)
+        if saves.any():
+            since_s[saves] = np.fmod(since_s[saves], every_s[saves])
         since_s[every_s == 0] = 0.0
         steps = np.where(since_s <= ran_s, self.rate * since_s, self.unsaved + self.rate * ran_s)
         return steps, since_s

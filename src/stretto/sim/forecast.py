@@ -24,7 +24,7 @@ from stretto.core.estimate import curve as curves
 from stretto.core.estimate.curve import Curve
 from stretto.core.estimate.remaining import expected_steps
 from stretto.core.policy import Policy
-from stretto.core.snapshot import FloatArray, IntArray, Snapshot
+from stretto.core.snapshot import BoolArray, FloatArray, IntArray, Snapshot
 from stretto.errors import PolicyError
 from stretto.sim.general import Engine
 from stretto.sim.trace import ELASTIC, RESTART, Load, Trace
@@ -48,6 +48,25 @@ class Forecast(msgspec.Struct, frozen=True):
     start_s: FloatArray
     """0 for those that run."""
     end_s: FloatArray
+
+
+class Guessed(msgspec.Struct, frozen=True):
+    """Which times of a forecast hang on a length that nobody knows."""
+
+    start: BoolArray
+    end: BoolArray
+
+
+def guessed(found: Forecast, unknown: BoolArray, resizable: BoolArray) -> Guessed:
+    """`unknown`: jobs that are of no known length; `resizable`: those that may be given more or fewer workers.
+
+    A job that starts later than one of unknown length did may have waited for its room, and one that can be resized,
+    and shares its time with one, may get its room. That is more than really depends on it, and never less.
+    """
+    first_s = float(found.start_s[unknown & ~np.isnan(found.start_s)].min(initial=math.inf))
+    start: BoolArray = found.start_s > max(first_s, 0.0)
+    end: BoolArray = unknown | start | (resizable & (found.end_s > first_s))
+    return Guessed(start, end & ~np.isnan(found.end_s))
 
 
 def forecast(
@@ -127,7 +146,8 @@ class _Told:
         )
 
     def ended(self, numbers: IntArray) -> None:
-        return
+        gone = set(numbers.tolist())
+        self._measured = {key: curve for key, curve in self._measured.items() if key[0] not in gone}
 
     def next_s(self, numbers: IntArray, workers: IntArray, pool: IntArray, changed_s: FloatArray) -> float:
         """When a size will have been measured that was not before; inf: none will."""
@@ -161,12 +181,11 @@ class _Told:
         explores = now.explores[row]
         for i in np.flatnonzero(explores & (view.workers > 0) & (speed > 0)).tolist():
             self._measure(int(row[i]), int(view.workers[i]), int(view.pool[i]), float(view.changed_s[i]), view.now_s)
-        pools = np.maximum(view.pool, 0).tolist()
-        measured = {
-            number: self._measured[j, p]
-            for j, number, p in zip(row.tolist(), now.job[row].tolist(), pools, strict=True)
-            if (j, p) in self._measured
-        }
+        # Few of those that wait were ever measured.
+        at = np.full(len(now), -1, np.int64)
+        at[row] = np.maximum(view.pool, 0)
+        pools, numbers = at.tolist(), now.job
+        measured = {int(numbers[j]): curve for (j, p), curve in self._measured.items() if pools[j] == p}
         return {"explores": explores, "measured": measured, "guess": None if now.guess is None else now.guess[row]}
 
     def _measure(self, j: int, size: int, pool: int, since_s: float, now_s: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stretto.core.estimate import curve as curves
 from stretto.core.estimate.curve import (
     Curve,
     Model,
@@ -252,3 +253,55 @@ def test_a_slower_larger_size_is_not_held_against_smaller_ones() -> None:
     found = rates(curve, 4)
     assert found[4] == found[3] >= found[2] == pytest.approx(1 / 0.6, rel=0.15)
     assert step_s(curve, np.array([4.0]))[0] == pytest.approx(0.9, rel=0.15)
+
+
+def varied(workers: int, typical_s: float, count: int, slow: int, slow_s: float) -> Window:
+    """So many usual steps, and in between some that took that long each."""
+    return Window(workers, count, typical_s, 0.0, 0.0, 1.0, typical_s, slow, slow * slow_s)
+
+
+def test_slow_steps_that_come_again_are_a_part_of_the_mean() -> None:
+    curve = Curve()
+    for _ in range(10):
+        curve = curves.take_in(curve, varied(1, 0.005, 54, 6, 0.5))
+    (one,) = curves.measured(curve)
+    assert one.step_s == pytest.approx((54 * 0.005 + 6 * 0.5) / 60, rel=0.05)
+    assert one.sd_log > 0.3, "and they make it unsure"
+
+
+def test_a_single_slow_step_is_a_hiccup() -> None:
+    curve = curves.take_in(Curve(), varied(1, 0.1, 8, 1, 30.0))
+    for _ in range(50):
+        curve = curves.take_in(curve, varied(1, 0.1, 8, 0, 0.0))
+    assert [one.step_s for one in curves.measured(curve)] == [pytest.approx(0.1)]
+    many = Curve()
+    for _ in range(100):
+        many = curves.take_in(many, varied(1, 0.1, 99, 1, 0.4))
+    assert [one.step_s for one in curves.measured(many)] == [pytest.approx(0.1)], "few, and hardly slower"
+
+
+def test_a_size_is_not_faster_for_want_of_an_evaluation() -> None:
+    """Two seconds after fifty steps, at every size; at two workers none was seen yet."""
+    curve = Curve()
+    for _ in range(10):
+        curve = curves.take_in(curve, varied(1, 0.1, 50, 1, 2.0))
+    curve = curves.take_in(curve, varied(2, 0.05, 16, 0, 0.0))
+    one, two = curves.measured(curve)
+    assert one.step_s == pytest.approx(0.1 + 2 / 51, rel=0.1)
+    assert two.step_s == pytest.approx(0.05 + 2 / 51, rel=0.1)
+
+
+def test_slow_steps_that_scale_are_seen_to() -> None:
+    curve = Curve()
+    for _ in range(8):
+        for workers in (1, 2, 4):
+            curve = curves.take_in(curve, varied(workers, 0.005 / workers, 54, 6, 0.5 / workers))
+    one, two, four = curves.measured(curve)
+    assert one.step_s / two.step_s == pytest.approx(2.0, rel=0.2)
+    assert one.step_s / four.step_s == pytest.approx(4.0, rel=0.3)
+
+
+def test_steps_that_vary_count_with_their_mean() -> None:
+    window = Window(1, 30, 0.03, 0.02, 0.0, 1.0, mean_s=0.04)
+    assert window.rate == pytest.approx(25.0)
+    assert msgspec.structs.replace(window, spread_s=0.005).rate == pytest.approx(1 / 0.03)

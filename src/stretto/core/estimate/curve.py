@@ -254,9 +254,11 @@ def measured_s(curve: Curve) -> dict[int, float]:
     return dict(zip(curve.workers, _times_s(curve).tolist(), strict=True))
 
 
-def varies(curve: Curve) -> bool:
-    """Whether slow steps are a part of the job."""
-    return any(beside.each_s > 0 for beside in _beside(curve))
+def slow_steps_s(curve: Curve) -> float:
+    """What slow steps add to each of the others, over all sizes; 0 where they are no part of the job."""
+    counted = sum(count + slow for count, slow in zip(curve.count, curve.slow, strict=True)) if curve.slow else 0.0
+    more_s = _slow_more_s(curve)
+    return sum(more_s) / counted if more_s else 0.0
 
 
 def rates(curve: Curve, max_workers: int, prior: Curve | None = None) -> FloatArray:
@@ -342,27 +344,28 @@ class _Beside(NamedTuple):
 
 def _beside(curve: Curve) -> list[_Beside]:
     """Per size. Its own slow steps, as far as there are some; else those of all sizes, as if they did not scale."""
-    nothing = [_Beside()] * len(curve.workers)
+    more_s = _slow_more_s(curve)
+    if not more_s:
+        return [_Beside()] * len(curve.workers)
+    pooled_s = slow_steps_s(curve)
+    rows = zip(curve.count, curve.slow, more_s, strict=True)
+    return [_borrowing(slow, more / (count + slow), pooled_s) for count, slow, more in rows]
+
+
+def _borrowing(slow: float, own_s: float, pooled_s: float) -> _Beside:
+    share = slow / (slow + _BORROWED)
+    return _Beside(share * own_s + (1 - share) * pooled_s, share * own_s / math.sqrt(slow) if slow else 0.0)
+
+
+def _slow_more_s(curve: Curve) -> list[float]:
+    """How much longer the slow steps of each size took than others; empty where they are no part of the job."""
     if sum(curve.slow) < _AGAIN_SLOW:
-        return nothing
+        return []
     usual_s = [math.exp(mean) for mean in curve.mean]
-    steps = [count + slow for count, slow in zip(curve.count, curve.slow, strict=True)]
-    more_s = [
-        max(0.0, slow_s - slow * each_s)
-        for slow, slow_s, each_s in zip(curve.slow, curve.slow_s, usual_s, strict=True)
-    ]
-    if sum(more_s) < _SLOW_SHARE * sum(count * each_s for count, each_s in zip(steps, usual_s, strict=True)):
-        return nothing
-    pooled_s = sum(more_s) / sum(steps)
-    found = []
-    for slow, count, more in zip(curve.slow, steps, more_s, strict=True):
-        own_s = slow * more / count
-        found.append(
-            _Beside((own_s + _BORROWED * pooled_s) / (slow + _BORROWED), own_s / (slow + _BORROWED) / math.sqrt(slow))
-            if slow
-            else _Beside(pooled_s)
-        )
-    return found
+    rows = zip(curve.slow, curve.slow_s, usual_s, strict=True)
+    more_s = [max(0.0, slow_s - slow * each_s) for slow, slow_s, each_s in rows]
+    usually_s = sum(count * each_s for count, each_s in zip(curve.count, usual_s, strict=True))
+    return more_s if sum(more_s) > _SLOW_SHARE * usually_s else []
 
 
 def _measured(workers: int, count: float, usual_s: float, variance: float, beside: _Beside) -> Measured:

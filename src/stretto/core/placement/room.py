@@ -54,9 +54,12 @@ def shapes_of(view: Snapshot, pool: IntArray) -> tuple[list[Shape], IntArray]:
     """The different shapes among the jobs, and the index of each job's."""
     reach = np.full(len(view), -1, np.int64) if view.reach is None else reaches(view.reach)[1]
     columns = np.column_stack((pool, view.width, view.demand, reach)).astype(np.int64)
-    rows, index = np.unique(columns, axis=0, return_inverse=True)
-    shapes = [shape_of(*row[:-1])._replace(reach=row[-1]) for row in rows.tolist()]
-    return shapes, index.reshape(-1).astype(np.int64)
+    rows = [tuple(row) for row in columns.tolist()]
+    # A few shapes among a few dozen jobs, again and again: quicker than np.unique.
+    different = sorted(set(rows))
+    number = {row: i for i, row in enumerate(different)}
+    shapes = [shape_of(*row[:-1])._replace(reach=row[-1]) for row in different]
+    return shapes, np.array([number[row] for row in rows], np.int64)
 
 
 def reaches(reach: BoolArray) -> tuple[BoolArray, IntArray]:

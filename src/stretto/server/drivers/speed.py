@@ -5,8 +5,8 @@ while newcomers were starting is dropped: they take time from those who train. S
 came or went. A job that has another size than before has the speed that is to be expected of it until its first window
 there is complete.
 
-Windows compare sizes. How long the rest takes is said by the steps that were counted by the clock since the last resize,
-as soon as there are enough: with evaluations, checkpoints and whatever else the script does beside its steps.
+Windows compare sizes. How long the rest takes is said by the steps that were counted by the clock since the last
+resize, as soon as there are enough: with evaluations, checkpoints and whatever else the script does beside its steps.
 """
 
 from __future__ import annotations
@@ -43,10 +43,8 @@ class Speed:
         size = len(gen.members) if gen is not None else 0
         if size != self._size:
             self._size = size
-            active, progress = self._active, self._active.progress
-            progress.window = None
             self._throughput = Throughput()
-            progress.rate = self._expected()
+            self._active.progress.window, self._active.progress.rate = None, self._expected()
 
     def heard(self, worker: str, windows: Sequence[m.Window], committed: int) -> None:
         """A heartbeat of this worker; so many steps of the job are done."""
