@@ -255,3 +255,53 @@ def test_the_fastest_size_is_found_for_little(shape: str, seed: int, noise: floa
     fastest = max(rate(n) for n in range(1, 9))
     assert rate(workers) >= (0.93 if noise < 0.05 else 0.85) * fastest, (curve, workers)
     assert steps <= 300
+
+
+# Quick ways and slow ones.
+
+sizes = st.lists(
+    st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.floats(5.0, 60.0)), max_size=4, unique_by=lambda t: t[0]
+)
+
+
+@given(sizes, st.integers(1, 3), st.integers(3, 8))
+def test_what_is_remembered_is_what_would_be_thought_of_again(
+    told: list[tuple[int, float]], low: int, high: int
+) -> None:
+    curve = seen(*told)
+    between = [one for one in curves.measured(curve) if low <= one.workers <= high]
+    for _ in range(2):
+        assert exploring._next_size(curve, low, high) == after(curve, low, high)
+        assert exploring._best_size(curve, low, high) == (exploring.best(between).workers if between else 0)
+
+
+def tried(view: Snapshot, most: Any, decision: Any) -> tuple[list[int], float]:
+    """Workers, and when to think of it again: every size is judged before anybody looks whether there is room."""
+    workers, wake_s, busy = decision.workers.copy(), decision.wake_s, exploring._Busy(view)
+    free = view.capacity - view.used_milli(workers, np.maximum(decision.pool, 0))
+    enough = np.minimum(exploring.known(view), most)
+    for j in exploring._candidates(view, enough, decision.workers):
+        trial = exploring._trial(view, j)
+        wake_s = min(wake_s, trial.wake_s)
+        more = (trial.size - int(workers[j])) * int(view.width[j])
+        fits = trial.size and more <= free[decision.pool[j]]
+        if not fits or not (exploring._is_silent(view, j) or busy.take(j)):
+            continue
+        below = trial.size < enough[j] and bool(exploring._seen(view, j)) and not exploring._is_silent(view, j)
+        if more > 0 or trial.size != view.workers[j] or below:
+            free[decision.pool[j]] -= more
+            workers[j] = trial.size
+    return workers.tolist(), wake_s
+
+
+@given(st.lists(st.tuples(sizes, st.integers(1, 4), st.floats(0.1, 500.0)), min_size=1, max_size=5), st.integers(0, 6))
+def test_who_has_no_room_need_not_be_judged(jobs: list[tuple[Any, int, float]], free: int) -> None:
+    rows = [measuring(seen(*told), now, remaining=math.nan, ran_s=ran_s) for told, now, ran_s in jobs]
+    view = shown(sum(now for _, now, _ in jobs) + free, rows)
+    decision = load("elastic-fifo").decide(msgspec.structs.replace(view, max_workers=view.workers), None)
+    found = exploring.explored(view, view.max_workers, decision)
+    workers, wake_s = tried(view, view.max_workers, decision)
+    assert found.workers.tolist() == workers
+    assert found.wake_s >= wake_s
+    if (found.workers == decision.workers).all() and free >= view.max_workers.max():
+        assert found.wake_s == wake_s, "with room for everything that may be tried"

@@ -109,8 +109,8 @@ class Estimates:
         return job in self._beside_s or curves.slow_steps_s(self._own.get(job, {}).get(pool, Curve())) > 0
 
     def passes(self, job: int, klass: str, pool: str, workers: int, rate: float) -> None:
-        """So many steps per second were counted by the clock. What its timed steps do not explain is done beside them, and
-        takes as long at every size."""
+        """So many steps per second were counted by the clock. What its timed steps do not explain is done beside them,
+        and takes as long at every size."""
         own = self._own.get(job, {}).get(pool, Curve())
         usual_s = self._step_s(job, klass, pool, workers) - curves.slow_steps_s(own)
         beside_s = 1 / rate - usual_s if own.workers and 1 / rate > (1 + _BESIDE_SHARE) * usual_s else 0.0

@@ -12,6 +12,7 @@ from placement_cases import Case, cases, faults, make, one_more_fits, seats_of, 
 from strategies import job
 from stretto.core import placement
 from stretto.core.placement import BUILTIN, sharing
+from stretto.core.placement.room import shapes_of
 from stretto.core.snapshot import GPU
 from stretto.errors import UsageError
 
@@ -116,3 +117,14 @@ def test_a_lost_node_empties_and_the_rest_stays(data: st.DataObject, name: str) 
     if name in MOVES_NOTHING:
         others = [n for n in range(len(devices)) if n != lost]
         assert (again[:, others] >= placed[:, others]).all()
+
+
+@given(case=cases())
+def test_shapes_are_the_different_rows_in_order(case: Case) -> None:
+    """As numpy finds them, which takes longer for a few dozen jobs."""
+    shapes, index = shapes_of(case.view, case.pool)
+    columns = np.column_stack((case.pool, case.view.width, case.view.demand))
+    rows, numbers = np.unique(columns, axis=0, return_inverse=True)
+    if case.view.reach is None:
+        assert index.tolist() == numbers.reshape(-1).tolist()
+        assert [(shape.pool, shape.cpu_milli) for shape in shapes] == [(row[0], row[2]) for row in rows.tolist()]
