@@ -171,9 +171,10 @@ def known(view: Snapshot) -> IntArray:
     guess = view.min_workers if view.guess is None else view.guess
     most = np.where(view.explores, np.maximum(guess, view.workers), most)
     timed = np.isin(view.job, np.fromiter(view.measured, np.int64, len(view.measured))) & view.explores
-    for j in np.flatnonzero(timed).tolist():
-        if size := _best_size(_curve(view, j), int(view.min_workers[j]), int(view.max_workers[j])):
-            most[j] = size
+    at = np.flatnonzero(timed)
+    columns = (column[at].tolist() for column in (view.job, view.min_workers, view.max_workers, most))
+    rows = zip(*columns, strict=True)
+    most[at] = [_best_size(view.measured[number], low, high) or size for number, low, high, size in rows]
     return np.clip(most, view.min_workers, view.max_workers)
 
 
@@ -210,7 +211,9 @@ def _candidates(view: Snapshot, enough: IntArray, workers: IntArray) -> Iterator
     assert view.explores is not None
     assert view.measured is not None
     some = view.explores & (view.workers > 0) & (workers >= enough) & ~view.pinned
-    sizes = {j: len(_seen(view, j)) for j in np.flatnonzero(some).tolist()}
+    at = np.flatnonzero(some)
+    rows = zip(at.tolist(), *(c[at].tolist() for c in (view.job, view.min_workers, view.max_workers)), strict=True)
+    sizes = {j: len(_between_limits(view.measured.get(number, _NOTHING), low, high)) for j, number, low, high in rows}
     yield from sorted(sizes, key=lambda j: (view.workers[j] == enough[j], sizes[j], view.job[j]))
 
 

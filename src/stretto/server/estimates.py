@@ -253,7 +253,8 @@ class Estimates:
         if shape.job not in self._beside_s:
             return rates
         untimed_s = np.array([self._untimed_s(shape.job, pool) for pool in pools])
-        return rates / (1 + rates * untimed_s[:, None])
+        slowed: FloatArray = rates / (1 + rates * untimed_s[:, None])
+        return slowed
 
     def _learned(self, klass: str) -> Learned:
         known = self._known.get(klass)
