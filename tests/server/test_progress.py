@@ -327,7 +327,7 @@ def test_a_drained_node_is_left_in_time(tmp_path: Path, within_s: float) -> None
             found = await m.until(job, lambda job: job.starts == 2)
             assert {worker.seat.node for worker in found.workers}.isdisjoint({node})
             (event,) = await m.interruptions(job)
-            assert (event.cause, event.text) == ("node", f"{node} drained")
+            assert (event.cause, event.text) == ("node", f"{node} drained by me")
             assert event.lost_s >= 100 + within_s
 
     play(story())
@@ -368,7 +368,9 @@ def test_acts_that_would_lose_much_work_must_be_meant(tmp_path: Path) -> None:
             await still_runs(m, job)
             await m.plane.migrate("a", other, "me", force=True)
             moved = await m.until(job, lambda job: {worker.seat.node for worker in job.workers} == {other})
-            assert (moved.lost_s, await m.interruptions(job)) == (0.0, [])
+            (event,) = await m.interruptions(job)
+            assert (event.cause, event.text, moved.preemptions) == ("asked", "migrated by me", 0)
+            assert 100 <= event.lost_s < 130
             await m.plane.wish("a", "cancel", "me")
             await m.until(job, lambda job: job.phase == "cancelled")
 
@@ -412,7 +414,6 @@ def test_who_cannot_be_moved_keeps_its_place_and_its_protection(tmp_path: Path, 
             jobs = [await m.begun("a"), await m.begun("b")]
             await m.after(100.0)
             active = m.plane.book.jobs[jobs[0].number]
-            active.own_act = True
             m.plane.book.record(active.number, e.Moved(node=jobs[1].workers[0].seat.node, by="me"))
             for i in range(3):
                 await m.submit(f"equal-{i}", expect="1s")
@@ -422,7 +423,7 @@ def test_who_cannot_be_moved_keeps_its_place_and_its_protection(tmp_path: Path, 
             (asked, dropped) = await m.events(jobs[0], e.Moved)
             assert (asked.by, dropped.node, dropped.by) == ("me", "", "stretto")
             assert "no room" in dropped.why
-            assert not active.own_act
+            assert active.job.act == ""
 
     play(story())
 

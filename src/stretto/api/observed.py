@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import get_args
 
 from stretto.api.answers import Point
 from stretto.jobs import events as e
-from stretto.jobs.model import ENDED, Job, Phase
+from stretto.jobs.model import ENDED, Cause, Job, Phase
 from stretto.server.plane import Plane
 
 _MOST_POINTS = 7200
@@ -20,7 +21,7 @@ class Observed:
         self._plane, self._clock = plane, clock
         self.events: Counter[str] = Counter()
         """By kind, since the server started."""
-        self.lost_s: dict[str, float] = dict.fromkeys(("preempted", "machine", "node"), 0.0)
+        self.lost_s: dict[str, float] = dict.fromkeys(get_args(Cause), 0.0)
         """Seconds of work that jobs lost, by cause, since the server started."""
         self._phases: dict[int, Phase] = {}
         self._held_milli: dict[int, int] = {}

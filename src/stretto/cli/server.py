@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Data = Annotated[Path | None, DATA]
 _PATIENCE_S = 10.0
+_QUOTA = "write USER=DEVICES, USER=DEVICES,JOBS or USER=,JOBS"
 
 
 def up(
@@ -136,18 +137,27 @@ def _ready(info: Info, json: bool) -> None:
 
 
 def quotas_of(texts: list[str]) -> dict[str, Quota]:
+    """`ana=4,20`, `ana=4`, `ana=,20`; each user once."""
+    found: dict[str, Quota] = {}
+    for text in texts:
+        user, sign, limits = text.partition("=")
+        if not sign or not user.strip():
+            raise UsageError(f"--quota {text!r} does not say whose it is, or how much", hint=_QUOTA)
+        if user in found:
+            raise UsageError(f"--quota is given twice for {user}", hint="give each user one: USER=DEVICES,JOBS")
+        found[user] = _quota(text, limits)
+    return found
+
+
+def _quota(text: str, limits: str) -> Quota:
     from stretto.server.view import Quota
 
-    found: dict[str, Quota] = {}
-    for user, text in words.pairs(texts).items():
-        devices, _, jobs = text.partition(",")
-        try:
-            found[user] = Quota(
-                devices=float(devices) if devices else None, jobs=int(jobs) if jobs else None
-            )  # fmt: skip
-        except ValueError:
-            raise UsageError(
-                f"--quota {user}={text} cannot be understood",
-                hint="USER=DEVICES or USER=DEVICES,JOBS; either may be empty",
-            ) from None
-    return found
+    devices, _, jobs = (part.strip() for part in limits.partition(","))
+    if not devices and not jobs:
+        raise UsageError(f"--quota {text!r} sets no limit", hint=_QUOTA)
+    try:
+        return Quota(devices=float(devices) if devices else None, jobs=int(jobs) if jobs else None)
+    except ValueError:
+        raise UsageError(f"--quota {text!r} cannot be understood", hint=_QUOTA) from None
+    except UsageError as error:
+        raise UsageError(f"--quota {text!r}: {error.message}", hint=error.hint) from None

@@ -22,7 +22,7 @@ _T = TypeVar("_T", np.int64, np.float64)
 GPU = 1000
 """One whole GPU, in milli-GPU."""
 
-_LOST_STARTS = 2.0
+LOST_STARTS = 2.0
 """Work of so many starts is weighed like a start; more of it is not given away."""
 
 
@@ -189,7 +189,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         """Who runs and would lose more by a stop than two starts cost: no equal may stop, move or resize it."""
         if self.lost_s is None:
             return np.zeros(len(self), np.bool_)
-        pinned: BoolArray = (self.workers > 0) & (self.lost_s > _LOST_STARTS * self.start_s)
+        pinned: BoolArray = (self.workers > 0) & (self.lost_s > LOST_STARTS * self.start_s)
         return pinned
 
     @property

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from stretto.jobs.model import Job, Phase, Seat, Wish
+from stretto.jobs.model import Cause, Job, Phase, Seat, Taken, Wish
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
@@ -73,6 +73,8 @@ class Leaving(_Event, frozen=True, kw_only=True):
     why: str
     preempted: bool = False
     """Others need its place; its job would go on."""
+    taken: Taken | None = None
+    """By whom or what, where its job would go on."""
 
 
 class Exited(_Event, frozen=True, kw_only=True):
@@ -114,9 +116,10 @@ class Kept(_Event, frozen=True, kw_only=True):
 
 
 class Interrupted(_Event, frozen=True, kw_only=True):
-    """It wanted to run, and was stopped: for others, by a fault of the machine, or with its node."""
+    """It wanted to run, and was stopped: for others, by a fault of the machine, or with its node. Or a person has
+    stopped it (`asked`), and it lost work by that."""
 
-    cause: Literal["preempted", "machine", "node"]
+    cause: Cause
     lost_s: float
     """Seconds of its work that are gone."""
     text: str

@@ -29,15 +29,15 @@ def apply(job: Job | None, event: e.Event, at_s: float) -> Job:
         case e.Wished():
             return _wished(job, event, at_s)
         case e.Scaled(min_workers=low, max_workers=high):
-            return _with(job, min_workers=low, max_workers=high)
+            return _with(job, min_workers=low, max_workers=high, act=f"scaled by {event.by}")
         case e.Moved(node=node):
-            return _with(job, node=node)
+            return _with(job, node=node, act=f"migrated by {event.by}" if node else "")
         case e.Launched():
             return _launched(job, event, at_s)
         case e.Running(worker=name, launch=launch, pid=pid):
             return _changed(job, name, launch, pid=pid)
-        case e.Leaving(worker=name, why=why, preempted=preempted):
-            return _changed(job, name, None, leaving=why, preempted=preempted)
+        case e.Leaving(worker=name, why=why, preempted=preempted, taken=taken):
+            return _changed(job, name, None, leaving=why, preempted=preempted, taken=taken)
         case e.Exited(worker=name, launch=launch, how=how, status=status):
             return _exited(job, name, launch, how == "exited" and status == 0, at_s)
         case e.Retried(not_before_s=not_before_s, text=text, afresh=afresh):
@@ -70,8 +70,10 @@ def fold(history: Iterable[tuple[float, e.Event]]) -> Job | None:
 def _wished(job: Job, event: e.Wished, at_s: float) -> Job:
     """A job with workers gives them up first; one without is at once where it is wanted."""
     job = _with(accounted(job, at_s), wish=event.wish, message=event.why or job.message)
+    if event.wish == "suspend":
+        job = _with(job, act=event.why or f"suspended by {event.by}")
     if event.wish == "run":
-        job = _with(job, not_before_s=0.0, failures=0)
+        job = _with(job, not_before_s=0.0, failures=0, act="")
     if event.wish == "run" and job.phase == "suspended":
         return _with(job, phase="queued")
     return _with(job, phase="suspended") if event.wish == "suspend" and job.phase == "queued" else job
@@ -94,6 +96,7 @@ def _launched(job: Job, event: e.Launched, at_s: float) -> Job:
         phase="running",
         started_s=at_s if job.started_s is None else job.started_s,
         starts=job.starts + first,
+        act="" if first else job.act,
         finished=0 if first else job.finished,
     )
 

@@ -26,6 +26,22 @@ class Seat(msgspec.Struct, frozen=True, order=True, gc=False):
     devices: tuple[int, ...] = ()
 
 
+Cause: TypeAlias = Literal["preempted", "asked", "machine", "node"]
+"""Why a job was stopped that would have gone on: for others, by a person's own act, by a fault, with its node."""
+
+
+class Taken(msgspec.Struct, frozen=True, gc=False):
+    """Why workers were taken from a job that would have gone on."""
+
+    cause: Cause
+    text: str
+    """Who or what did it, in a few words."""
+    by: tuple[str, ...] = ()
+    """Names of the jobs that they were taken for, where that is known."""
+    told: bool = False
+    """What that costs was told when they were asked to leave."""
+
+
 class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A process that was launched and has not been seen to end."""
 
@@ -40,7 +56,9 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     leaving: str = ""
     """Why it was asked to end; empty while it was not."""
     preempted: bool = False
-    """It was asked to although its job would go on."""
+    """It was asked to for others, although its job would go on."""
+    taken: Taken | None = None
+    """By whom or what, where its job would go on."""
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -80,6 +98,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Processes that it needs beside its workers (a service's proxy): they hold no devices and are counted nowhere."""
     node: str = ""
     """Where it was asked to move to; empty: anywhere."""
+    act: str = ""
+    """What a person has asked for since it was started that may stop it, and who: `migrated by ana`."""
     launches: int = 0
     """So many workers were ever launched."""
     finished: int = 0
@@ -108,7 +128,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     start_s: float = 0.0
     """From launch to taking part, as it was measured; 0: it was not."""
     lost_s: float = 0.0
-    """Seconds of work that it lost to others and to faults."""
+    """Seconds of work that it lost to others, to people's acts and to faults."""
     lost: dict[str, float] = {}
     """The same by what happened, the latest last."""
     steps: int = 0

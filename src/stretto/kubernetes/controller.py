@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -24,7 +24,7 @@ from stretto.core.request import JobRequest
 from stretto.core.snapshot import GPU
 from stretto.errors import SpecError, StrettoError
 from stretto.jobs import events as e
-from stretto.jobs.model import Context, Job, Level
+from stretto.jobs.model import Cause, Context, Job, Level
 from stretto.kubernetes import elastic_job, pods, status, worker_secrets
 from stretto.kubernetes.backend import ClusterBackend
 from stretto.kubernetes.client import Api
@@ -113,7 +113,7 @@ class Controller:
         self._taking_in: dict[Key, asyncio.Task[None]] = {}
         self._refused: dict[Key, int] = {}
         """Objects that are no jobs, by the generation that was refused."""
-        self.lost_s: dict[str, float] = dict.fromkeys(("preempted", "machine", "node"), 0.0)
+        self.lost_s: dict[str, float] = dict.fromkeys(get_args(Cause), 0.0)
         """Seconds of work that jobs lost, by cause, since this controller leads."""
         self._fenced = asyncio.Event()
         self.ready = asyncio.Event()

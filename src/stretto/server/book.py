@@ -86,8 +86,6 @@ class Active:
     progress: Progress = field(default_factory=Progress)
     saved_s: float = 0.0
     """When the newest checkpoint was written that its driver has seen (level restart); 0: none."""
-    own_act: bool = False
-    """Its user has asked for a change that stops it: what that costs is nobody else's doing."""
     row: Any = None
     """What `view` has made of it for the last snapshot."""
 

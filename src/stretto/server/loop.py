@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,7 +28,7 @@ from stretto.core.policy import Policy
 from stretto.errors import StrettoError
 from stretto.jobs import events as e
 from stretto.jobs.model import Job, Seat, Worker
-from stretto.server import deciding, loss, reconcile, view
+from stretto.server import deciding, loss, reconcile, taking, view
 from stretto.server.book import Active, Book, Said
 from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings
 from stretto.server.estimates import Estimates
@@ -37,8 +37,6 @@ from stretto.server.site import Decide, Question, Site
 from stretto.server.view import Cluster, Hold, Quota
 
 _log = logging.getLogger("stretto.server")
-
-_Cause: TypeAlias = Literal["preempted", "machine", "node"]
 
 _RECORD_PROGRESS_S = 10.0
 _BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 300.0
@@ -58,6 +56,8 @@ class Rules:
     """By user; `*` is everybody else."""
     drained: Mapping[str, float] = field(default_factory=dict)
     """Nodes that are to be left, and until when those may stay there who would lose their work."""
+    drained_by: Mapping[str, str] = field(default_factory=dict)
+    """Who wants that."""
 
 
 class Loop:
@@ -107,8 +107,6 @@ class Loop:
         """When a worker that was asked to leave is killed, by launch."""
         self._asked: set[str] = set()
         """Launches that were sent a signal."""
-        self._stopped_for: dict[int, tuple[str, ...]] = {}
-        """Jobs that are being stopped for others, and their names."""
         self.state = CycleState()
         """What the cycle and the policy remember."""
         self.remembered: Callable[[], None] = lambda: None
@@ -284,7 +282,6 @@ class Loop:
         """It could not be moved as it was asked to. Later it would lose more than whoever asked has agreed to."""
         active = self.book.active(number)
         if active is not None and active.job.node:
-            active.own_act = False
             why = f"there is no room for it on {active.job.node} without losing work for nothing"
             self.book.record(number, e.Moved(node="", by="stretto", why=why))
             self.wake(decide=True)
@@ -400,12 +397,21 @@ class Loop:
             worker = active.job.worker(name)
             if worker is not None:
                 self._deadlines[worker.launch] = self._give_up_s(active)
-        failing = self._driver(active).failing
-        why = "the job has failed" if failing else active.ground.text
-        taken = not failing and active.job.wish == "run"
-        if taken:
-            self._stopped_for[active.number] = getattr(active.ground, "jobs", ())
-        self.book.record(active.number, *(e.Leaving(worker=name, why=why, preempted=taken) for name in workers))
+        failing, drained = self._driver(active).failing, self.rules.drained.keys()
+        taken, why = taking.taken(active, workers, drained, self.rules.drained_by, failing=failing), active.ground.text
+        if taken is None:
+            why = "the job has failed" if failing else why
+        elif taken.cause == "asked":
+            why = taken.text
+        preempted = taken is not None and taken.cause == "preempted"
+        lost_s = 0.0 if taken is None else round(loss.parted_s(active.job, workers, self.clock()), 3)
+        if taken is not None and lost_s:
+            taken = msgspec.structs.replace(taken, told=True)
+        self.book.record(
+            active.number, *(e.Leaving(worker=name, why=why, preempted=preempted, taken=taken) for name in workers)
+        )
+        if taken is not None and lost_s:
+            self.book.record(active.number, taking.interrupted(taken, lost_s))
 
     def _give_up_s(self, active: Active) -> float:
         """When who is asked to leave now is killed."""
@@ -431,8 +437,6 @@ class Loop:
         # Those that move are still among the members until the newcomers are.
         driver.prepare(sum(not worker.leaving for worker in active.job.workers) + len(seats))
         first, members = active.job.launches, driver.members(len(seats))
-        if not active.job.workers:
-            active.own_act = False
         events = [
             e.Launched(
                 worker=f"w{first + i}",
@@ -554,41 +558,24 @@ class Loop:
 
     def _note_interruption(self, active: Active, before: Job, worker: Worker, exit: Exit, judgement: Judgement) -> None:
         """Its last worker has ended. If it wanted to go on, what was its work worth that is gone?"""
-        number, names = active.number, self._stopped_for.pop(active.number, ())
-        by = names if worker.preempted else ()
-        if isinstance(judgement, End) or self._driver(active).end is not None or active.job.wish != "run":
+        number = active.number
+        if isinstance(judgement, End) or self._driver(active).end is not None or active.job.wish == "cancel":
             return
-        found = self._cause(active, worker, exit, judgement, by)
-        if found is None or active.own_act or active.request.is_service:
+        taken = worker.taken or taking.accident(worker, exit, judgement)
+        if taken is None or taken.told or active.request.is_service:
             return
-        cause, text = found
-        stopped, at_s = cause == "preempted" and not active.target, self.clock()
+        stopped, at_s = taken.cause == "preempted" and not active.target, self.clock()
 
         def tell() -> None:
             known = msgspec.structs.replace(before, keeps=active.job.keeps)
             lost_s = round(loss.lost_s(active, at_s, known), 3)
             if number in self.book.jobs and (lost_s or stopped):
-                self.book.record(number, e.Interrupted(cause=cause, lost_s=lost_s, text=text, by=by))
+                self.book.record(number, taking.interrupted(taken, lost_s))
 
         if (looking := self._driver(active).looking_back) is None:
             tell()
         else:
             self.spawn(_after(looking, tell))
-
-    def _cause(
-        self, active: Active, worker: Worker, exit: Exit, fault: Judgement, by: Sequence[str]
-    ) -> tuple[_Cause, str] | None:
-        """Why a job has lost its last worker, and in a few words; None: it was nobody's doing but its own."""
-        node = worker.seat.node
-        if worker.preempted and node in self.rules.drained:
-            return "node", f"{node} drained"
-        if worker.preempted and by:
-            return "preempted", f"stopped for {', '.join(by)}"
-        if worker.preempted:
-            return "preempted", "restarted at another size" if active.target else "stopped for others"
-        if isinstance(fault, Fault):
-            return ("node", f"{fault.node} lost") if fault.node else ("machine", fault.text.partition(":")[0])
-        return ("node", f"asked to leave {node}") if exit.asked else None
 
     def _settle(self, active: Active) -> None:
         """Is this the end?"""
@@ -608,7 +595,6 @@ class Loop:
         events.append(e.Ended(phase=end.phase, message=end.message, exit_code=end.exit_code))
         active.target = ()
         self.book.record(active.number, *events)
-        self._stopped_for.pop(active.number, None)
         driver = self.drivers.pop(active.number, None)
         if driver is not None:
             self.spawn(driver.close())

@@ -4,6 +4,7 @@
 - A *restart* job loses what it did since its newest checkpoint (`Active.saved_s`, see `saves`), until
   it was seen to save when it is asked to end: from then on nothing.
 - A *rigid* job loses all since its launch.
+- Who has no process yet has nothing to lose.
 - A *service* is a matter of its load, and loses nothing.
 
 What was seen is an event (`Kept`), so that the next server knows it, too.
@@ -12,7 +13,9 @@ What was seen is an event (`Kept`), so that the next server knows it, too.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
+from stretto.core.snapshot import LOST_STARTS
 from stretto.jobs.model import Job
 from stretto.server.book import Active
 
@@ -28,12 +31,27 @@ def since_s(active: Active, job: Job | None = None) -> float:
     job = active.job if job is None else job
     if job.level == "service" or job.keeps or not job.workers:
         return math.inf
-    launched_s = min(worker.launched_s for worker in job.workers)
+    launched_s = min((worker.launched_s for worker in job.workers if worker.pid), default=math.inf)
     return max(launched_s, active.saved_s) if job.level == "restart" else launched_s
 
 
 def lost_s(active: Active, now_s: float, job: Job | None = None) -> float:
     return max(0.0, now_s - since_s(active, job))
+
+
+def parted_s(job: Job, leavers: Collection[str], now_s: float) -> float:
+    """Work that ends with these workers though others go on or take their place: of an elastic job whose script has
+    never joined each is a program of its own. What a start may take until it joins is no work yet."""
+    if not unproven(job):
+        return 0.0
+    launched_s = min((w.launched_s for w in job.workers if w.name in leavers and w.pid), default=math.inf)
+    spent_s = now_s - launched_s
+    return spent_s if spent_s > weighed_s(job) else 0.0
+
+
+def weighed_s(job: Job, usual_s: float = 0.0) -> float:
+    """Up to so much time since its launch is weighed like its start."""
+    return LOST_STARTS * start_s(job, usual_s)
 
 
 def fragile(job: Job) -> bool:

@@ -169,6 +169,7 @@ class Plane:
             ),
             quotas or {},
             _drained(settings.get("drained", {})),
+            settings.get("drained_by", {}),
         )
         self._options: dict[str, Any] = dict(chosen["options"])
         surroundings = os.environ if environment is None else environment
@@ -550,7 +551,6 @@ class Plane:
         self._check_possible(request)
         if active.target and len(active.target) not in request.sizes():
             self._check_loss(active, "scaling", force)
-            active.own_act = job.level == "restart"
         await self._record(active, e.Scaled(min_workers=new_low, max_workers=new_high, by=by))
         return self._current(active.job)
 
@@ -573,7 +573,6 @@ class Plane:
             return self._current(active.job)
         self._check_room(active, known[node])
         self._check_loss(active, "moving", force)
-        active.own_act = active.job.level in ("restart", "rigid")
         if (driver := self.loop.drivers.get(active.number)) is not None:
             driver.watch_pauses()
         await self._record(active, e.Moved(node=node, by=by))
@@ -609,10 +608,12 @@ class Plane:
         if node not in {one.name for one in self.backend.nodes()}:
             raise NotFound(f"there is no node {node!r}", hint="`stretto nodes` lists them")
         names = {name: until_s for name, until_s in self.loop.rules.drained.items() if name != node}
+        who = {name: whom for name, whom in self.loop.rules.drained_by.items() if name != node}
         if drained:
-            names[node] = self.clock() + within_s
-        self.loop.rules.drained = names
+            names[node], who[node] = self.clock() + within_s, by
+        self.loop.rules.drained, self.loop.rules.drained_by = names, who
         self.store.put_setting("drained", {name: _finite(until_s) for name, until_s in sorted(names.items())})
+        self.store.put_setting("drained_by", who)
         await self.book.note("drained" if drained else "undrained", by, node=node)
         self.loop.wake(decide=True, urgent=True)
 

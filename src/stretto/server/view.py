@@ -19,6 +19,7 @@ from stretto.backends.protocol import Node
 from stretto.core.cores import CPU_POOL
 from stretto.core.request import JobRequest
 from stretto.core.snapshot import GPU, FloatArray, IntArray, Nodes, Snapshot
+from stretto.errors import UsageError
 from stretto.jobs.model import Job, Seat
 from stretto.server import lengths, loss
 from stretto.server.book import Active
@@ -31,6 +32,12 @@ class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     devices: float | None = None
     jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.devices is not None and not 0 <= self.devices < math.inf:
+            raise UsageError(f"a quota of {self.devices:g} devices cannot be", hint="give a number from 0 on")
+        if self.jobs is not None and self.jobs < 0:
+            raise UsageError(f"a quota of {self.jobs} jobs cannot be", hint="give a number from 0 on")
 
 
 class Hold(msgspec.Struct, frozen=True):

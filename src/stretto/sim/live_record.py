@@ -61,6 +61,9 @@ class Recorder:
             # A server that is killed would leave a file that nobody can read to its end.
             text = f"decisions are not compressed while they are recorded: {path}"
             raise UsageError(text, hint="leave out .gz, and compress the file when the server has ended")
+        if not path.parent.is_dir():
+            text = f"decisions cannot be recorded in {path}: there is no folder {path.parent}"
+            raise UsageError(text, hint="make the folder, or give another file with --record")
         try:
             self._file = _begun(path)
         except OSError as error:
@@ -95,7 +98,6 @@ class Recorder:
 
 def _begun(path: Path) -> IO[str]:
     """The file, with a header."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     _cut_off_half_a_line(path)
     is_new = not path.exists() or not path.stat().st_size
     file = path.open("a", encoding="utf-8")

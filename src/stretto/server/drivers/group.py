@@ -4,7 +4,8 @@ A group ends well when all members end with 0. One that fails takes the others w
 machine is to blame is judged when all have ended: a member that the machine killed explains why others raised.
 
 A restart job is looked at closely: what is new in its folder of checkpoints it would not lose by a stop. If it writes
-there when it is asked to end, and ends by itself, it loses nothing at all.
+there when it is asked to end, and ends by itself, it loses nothing at all. That it does not is no news of one that had
+hardly been started.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from stretto.backends.protocol import Exit
 from stretto.jobs.events import Kept
 from stretto.jobs.model import Seat, Worker
+from stretto.server import loss
 from stretto.server.asked import workdir
 from stretto.server.book import Active
 from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe, fault_of
@@ -31,6 +33,8 @@ _RESTS = 50.0
 """Times as long as a look took, nobody looks again: where there are many files, or they are far away, it is seldom."""
 _AT_REST_S = 1.0
 """A file that was written to a moment ago may not be whole."""
+_START_S = 5.0
+"""What a script needs until it can save when it is asked to end, as long as nobody knows better."""
 _CLOCK_TICK_S = 0.02
 """Files may be dated so much too early."""
 
@@ -49,6 +53,8 @@ class GroupDriver(Driver):
         """When all were asked to leave."""
         self._ends: list[Exit] = []
         """How those ended."""
+        self._early = False
+        """They were asked so soon after their start that their script may not have been able to listen."""
         self.checkpoints = self._find_checkpoints() if active.job.level == "restart" else None
         self._saves = None if self.checkpoints is None else Saves(self.checkpoints, surroundings.clock)
         self._looking = None if self._saves is None else asyncio.create_task(self._look(self._saves))
@@ -92,6 +98,10 @@ class GroupDriver(Driver):
 
     def stop(self, leavers: Sequence[str]) -> Sequence[str]:
         self._asked_s, self._ends = self.around.clock(), []
+        self._early = any(
+            not worker.pid or self._asked_s - worker.launched_s <= loss.weighed_s(self.active.job, _START_S)
+            for worker in self.active.job.workers
+        )
         return leavers
 
     async def close(self) -> None:
@@ -173,7 +183,7 @@ class GroupDriver(Driver):
     def _judge(self, *, saved: bool) -> None:
         if saved:
             self.seen = Kept(how="it saved its state when it was asked to end")
-        elif self.active.job.keeps:
+        elif self.active.job.keeps and not self._early:
             self.seen = Kept(how="it was asked to end, and has not saved its state", keeps=False)
 
     def _says_it_saved(self) -> bool:
