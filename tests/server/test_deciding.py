@@ -230,7 +230,7 @@ def test_a_job_that_tells_nothing_is_as_old_as_it_is(ran_s: float, workers: int)
     estimates.ended(msgspec.structs.replace(short.job, device_s=40.0), short.request)
     seats = tuple(Seat("node-0", (i,)) for i in range(4))
     silent = active(2, seats, level="restart", **elastic(1, 8))
-    silent.job = msgspec.structs.replace(silent.job, ran_s=ran_s, device_s=4 * ran_s, changed_s=NOW_S, starts=1)
+    silent.job = msgspec.structs.replace(silent.job, ran_s=ran_s, device_s=4 * ran_s, changed_s=NOW_S - 1.0, starts=1)
     verdicts, _ = decide([silent], cluster(8), estimates=estimates)
     assert sizes(verdicts) == {2: workers}
 

@@ -4,7 +4,8 @@
    with sizes beyond it.
 2. *Split*: jobs with GPUs first, then those without on the cores that are left (`cores`).
 3. *Ask* the policy, and keep what it must not take: jobs that would lose their work (`pinned`, `reservations`).
-4. *Drop* the resizes that do not pay (`hysteresis`), and *explore* sizes with what is free (`exploring`).
+4. *Drop* the resizes that do not pay (`hysteresis`) and what undoes a start of a moment ago (`sparing`), and *explore*
+   sizes with what is free (`exploring`).
 5. *Place* workers on nodes. Whoever does not fit gets fewer; where that is because of nodes that a job cannot use, the
    policy is asked again with what it can have at most, so that others get the rest.
 6. *Explain*: whoever got less than was decided is told so.
@@ -33,6 +34,7 @@ from stretto.core import (
     reasons,
     reservations,
     services,
+    sparing,
     steps,
 )
 from stretto.core.decision import Decision, Memory
@@ -211,6 +213,8 @@ class _Turn:
         wants = self._settings.hysteresis
         if self._policy.traits.hysteresis if wants is None else wants:
             answer = answer._replace(decision=hysteresis.settle(some, answer.decision))
+        if wants and not self._policy.traits.rounds and not self._settings.stops_lose_work:
+            answer = answer._replace(decision=sparing.spare(some, answer.decision))
         # In rounds a size that turns out bad would be kept until the next one.
         if some.explores is not None and not self._policy.traits.rounds:
             whole = msgspec.structs.replace(

@@ -49,6 +49,7 @@ class Reason(IntEnum):
     SCARCE = 33
     EXPLORES = 34
     KEEPS_MINIMUM = 35
+    JUST_STARTED = 36
 
 
 _TEXT: dict[Reason, str] = {
@@ -87,6 +88,7 @@ _TEXT: dict[Reason, str] = {
     Reason.PREEMPTED_URGENT: "stopped for a more urgent job{jobs}: {0:.0f} s of its work are lost",
     Reason.RESERVED_FOR: "waits: {0:g} GPUs are kept for a job that has waited longer{jobs}, free in about {1:.0f} s",
     Reason.EXPLORES: "tries {0:g} workers with what is free: so far {1:g} are known to be of use",
+    Reason.JUST_STARTED: "goes on for a moment: it was started {0:.1f} s ago",
     Reason.SCARCE: "waits: other jobs have what else it asks for",
 }
 
