@@ -41,6 +41,8 @@ class PlayedBackend:
         """By job: what its program does, and its exit code then; None: it goes on."""
         self.deaf: set[int] = set()
         """Jobs whose programs hear nothing, and take their time to be killed."""
+        self.slow = False
+        """Whether launches take until `arrive` is called."""
         self._tell: Callable[[News], None] = lambda news: None
 
     async def open(self, known: Iterable[str], tell: Callable[[News], None]) -> None:
@@ -54,7 +56,13 @@ class PlayedBackend:
 
     async def launch(self, launch: Launch) -> None:
         self.living[launch.id] = launch
-        self._tell(Started(launch=launch.id, pid=1000 + len(self.living), how="plain"))
+        if not self.slow:
+            self._tell(Started(launch=launch.id, pid=1000 + len(self.living), how="plain"))
+
+    def arrive(self) -> None:
+        """Whoever is being launched has a process."""
+        for pid, launch in enumerate(self.living, 2000):
+            self._tell(Started(launch=launch, pid=pid, how="plain"))
 
     def terminate(self, launch: str) -> None:
         if launch not in self.living or self.living[launch].job in self.deaf:

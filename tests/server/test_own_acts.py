@@ -163,3 +163,27 @@ def test_who_has_no_process_yet_has_nothing_to_lose(tmp_path: Path) -> None:
             assert loss.lost_s(active, m.clock(), msgspec.structs.replace(active.job, workers=tuple(unborn))) == 0
 
     play(story())
+
+
+def test_who_is_still_being_launched_is_not_stopped_for_an_equal(tmp_path: Path) -> None:
+    """However long that takes: it would have been started for nothing."""
+
+    async def story() -> None:
+        async with played(tmp_path, 1, policy="srtf") as m:
+            m.backend.slow = True
+            long = await m.submit("long", expect="1h")
+            await m.comes(lambda: bool(m.backend.of(long)))
+            short = await m.submit("short", expect="1s")
+            for _ in range(5):
+                await m.after(2.0)
+            assert (await m.reason(long))[0] == "just-started"
+            assert not (await m.plane.job(short.id)).workers
+            m.backend.slow = False
+            m.backend.arrive()
+            await m.after(1.5)
+            found = await m.until(long, lambda job: job.preemptions == 1)
+            (event,) = await m.interruptions(long)
+            assert (event.cause, found.starts) == ("preempted", 1)
+            assert event.lost_s < 10, "its launch was no work"
+
+    play(story())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -48,9 +49,12 @@ def controller(
     from stretto.kubernetes.controller import Options
     from stretto.kubernetes.process import Settings, run, serve
     from stretto.server import cycle_settings
+    from stretto.sim import live_record
 
     if url and not url.startswith(("ws://", "wss://")):
         raise UsageError(f"{url!r} is no address of a WebSocket", hint="write ws://HOST:PORT")
+    if record:
+        live_record.check(Path(record).absolute())
     own, policy_options = cycle_settings.split(words.pairs(set_))
     cycle_settings.read(own, cycle.Settings())
     settings = Settings(

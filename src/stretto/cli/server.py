@@ -70,6 +70,10 @@ def up(
         raise UsageError(f"{slots} slots are too few", hint="give a number above 0")
     if port is not None and not 0 <= port <= 65535:
         raise UsageError(f"{port} is not a port", hint="give 1..65535, or 0 for any that is free")
+    if record is not None:
+        from stretto.sim import live_record
+
+        live_record.check(record.absolute())
     options = Options(
         data=str((data or data_folder()).absolute()),
         host=host,

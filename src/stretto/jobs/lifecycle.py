@@ -35,7 +35,7 @@ def apply(job: Job | None, event: e.Event, at_s: float) -> Job:
         case e.Launched():
             return _launched(job, event, at_s)
         case e.Running(worker=name, launch=launch, pid=pid):
-            return _changed(job, name, launch, pid=pid)
+            return _changed(job, name, launch, pid=pid, began_s=at_s)
         case e.Leaving(worker=name, why=why, preempted=preempted, taken=taken):
             return _changed(job, name, None, leaving=why, preempted=preempted, taken=taken)
         case e.Exited(worker=name, launch=launch, how=how, status=status):

@@ -53,6 +53,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Its place in a group that is started together, or a replica's port."""
     pid: int = 0
     """Once it has one."""
+    began_s: float = 0.0
+    """When it got it."""
     leaving: str = ""
     """Why it was asked to end; empty while it was not."""
     preempted: bool = False

@@ -3,7 +3,7 @@
 - An *elastic* job whose script has joined loses nothing. One whose script never did is a plain program.
 - A *restart* job loses what it did since its newest checkpoint (`Active.saved_s`, see `saves`), until
   it was seen to save when it is asked to end: from then on nothing.
-- A *rigid* job loses all since its launch.
+- A *rigid* job loses all since it began.
 - Who has no process yet has nothing to lose.
 - A *service* is a matter of its load, and loses nothing.
 
@@ -13,10 +13,10 @@ What was seen is an event (`Kept`), so that the next server knows it, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from stretto.core.snapshot import LOST_STARTS
-from stretto.jobs.model import Job
+from stretto.jobs.model import Job, Worker
 from stretto.server.book import Active
 
 FORCED_S = 60.0
@@ -31,12 +31,17 @@ def since_s(active: Active, job: Job | None = None) -> float:
     job = active.job if job is None else job
     if job.level == "service" or job.keeps or not job.workers:
         return math.inf
-    launched_s = min((worker.launched_s for worker in job.workers if worker.pid), default=math.inf)
-    return max(launched_s, active.saved_s) if job.level == "restart" else launched_s
+    first_s = began_s(job.workers)
+    return max(first_s, active.saved_s) if job.level == "restart" else first_s
 
 
 def lost_s(active: Active, now_s: float, job: Job | None = None) -> float:
     return max(0.0, now_s - since_s(active, job))
+
+
+def began_s(workers: Iterable[Worker]) -> float:
+    """When the first of them got its process; inf: none has one. How long its launch took is no work."""
+    return min((worker.began_s or worker.launched_s for worker in workers if worker.pid), default=math.inf)
 
 
 def parted_s(job: Job, leavers: Collection[str], now_s: float) -> float:
@@ -44,8 +49,7 @@ def parted_s(job: Job, leavers: Collection[str], now_s: float) -> float:
     never joined each is a program of its own. What a start may take until it joins is no work yet."""
     if not unproven(job):
         return 0.0
-    launched_s = min((w.launched_s for w in job.workers if w.name in leavers and w.pid), default=math.inf)
-    spent_s = now_s - launched_s
+    spent_s = now_s - began_s(worker for worker in job.workers if worker.name in leavers)
     return spent_s if spent_s > weighed_s(job) else 0.0
 
 

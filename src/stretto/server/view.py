@@ -172,10 +172,12 @@ _WHOLE = (
 )  # fmt: skip
 _COLUMNS = (
     *_WHOLE, "submit_s", "deadline_s", "resize_s", "start_s", "remaining", "remaining_sd", "done", "ran_s", "gpu_s",
-    "waited_s", "started_s", "changed_s", "is_service", "explores", "runs", "held", "waits",
+    "waited_s", "started_s", "changed_s", "begun_s", "is_service", "explores", "runs", "held", "waits",
     "since_s", "fragile", "unproven", "preemptible",
 )  # fmt: skip
 _PACK = struct.Struct(f"{len(_COLUMNS)}d").pack
+
+_LONGEST_LAUNCH_S = 60.0
 
 _COSTS_S = {"elastic": (0.2, 0.5), "restart": (10.0, 5.0), "rigid": (1e9, 1.0), "service": (1.0, 2.0)}
 """What a resize and a start cost a job of each level, until it was measured."""
@@ -247,6 +249,7 @@ def _values(active: Active, most: int | None, estimates: Estimates, smallest: in
         job.starts + job.resizes, asked.share_milli(smallest), *asked.demand,
         job.submitted_s, job.submitted_s + asked.deadline_s, resize_s, start_s, left, 0.0, progress.steps,
         job.ran_s, job.device_s, job.waited_s, math.nan if job.started_s is None else job.started_s, job.changed_s,
+        max((worker.began_s if worker.pid else math.inf for worker in job.workers), default=0.0),
         asked.is_service, _explores(asked), held > 0, held * job.width_milli / GPU, job.phase == "queued",
         loss.since_s(active), loss.fragile(job), loss.unproven(job), asked.preemptible,
     )  # fmt: skip
@@ -266,6 +269,10 @@ def _count_up(columns: dict[str, Any], now_s: float) -> None:
     span_s = np.maximum(0.0, now_s - columns["changed_s"])
     for name, rate in (("ran_s", "runs"), ("gpu_s", "held"), ("waited_s", "waits")):
         columns[name] = columns[name] + span_s * columns.pop(rate)
+    # Workers that are being launched are not there yet, unless that takes so long that they may never be.
+    begun_s = columns.pop("begun_s")
+    begun_s = np.where(np.isinf(begun_s), np.where(span_s < _LONGEST_LAUNCH_S, now_s, 0.0), begun_s)
+    columns["changed_s"] = np.maximum(columns["changed_s"], begun_s)
 
 
 def _stops(columns: dict[str, Any], placed: IntArray, moving: Collection[int], now_s: float) -> dict[str, Any]:

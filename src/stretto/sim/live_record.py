@@ -57,18 +57,11 @@ class Recorder:
         self._lock = threading.Lock()
         self._trouble = ""
         """Why the last decision that was not recorded was not."""
-        if path.suffix == ".gz":
-            # A server that is killed would leave a file that nobody can read to its end.
-            text = f"decisions are not compressed while they are recorded: {path}"
-            raise UsageError(text, hint="leave out .gz, and compress the file when the server has ended")
-        if not path.parent.is_dir():
-            text = f"decisions cannot be recorded in {path}: there is no folder {path.parent}"
-            raise UsageError(text, hint="make the folder, or give another file with --record")
+        check(path)
         try:
             self._file = _begun(path)
         except OSError as error:
-            text = f"decisions cannot be recorded in {path}: {error.strerror or error}"
-            raise UsageError(text, hint="give another file with --record") from None
+            raise _cannot(path, error.strerror or str(error), "give another file with --record") from None
 
     def decide(
         self, view: Snapshot, policy: Policy, state: CycleState, settings: Settings, fit: Fit | None = None
@@ -94,6 +87,24 @@ class Recorder:
     def _write(self, line: Any) -> None:
         with self._lock:
             _write(self._file, line)
+
+
+def check(path: Path) -> None:
+    """Raises `UsageError` where decisions could not be recorded; touches nothing."""
+    if path.suffix == ".gz":
+        # A server that is killed would leave a file that nobody can read to its end.
+        text = f"decisions are not compressed while they are recorded: {path}"
+        raise UsageError(text, hint="leave out .gz, and compress the file when the server has ended")
+    if not path.parent.is_dir():
+        raise _cannot(path, f"there is no folder {path.parent}", "make it, or give another file with --record")
+    if path.is_dir():
+        raise _cannot(path, "it is a folder", "give a file with --record")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise _cannot(path, "it may not be written", "give another file with --record, or change who may write there")
+
+
+def _cannot(path: Path, why: str, hint: str) -> UsageError:
+    return UsageError(f"decisions cannot be recorded in {path}: {why}", hint=hint)
 
 
 def _begun(path: Path) -> IO[str]:

@@ -98,10 +98,8 @@ class GroupDriver(Driver):
 
     def stop(self, leavers: Sequence[str]) -> Sequence[str]:
         self._asked_s, self._ends = self.around.clock(), []
-        self._early = any(
-            not worker.pid or self._asked_s - worker.launched_s <= loss.weighed_s(self.active.job, _START_S)
-            for worker in self.active.job.workers
-        )
+        start_s = loss.weighed_s(self.active.job, _START_S)
+        self._early = any(self._asked_s - loss.began_s([worker]) <= start_s for worker in self.active.job.workers)
         return leavers
 
     async def close(self) -> None:
