@@ -39,6 +39,7 @@ def test_an_urgent_job_waits_for_one_that_would_lose_its_work() -> None:
         async with stage.controller(settings={}) as controller:
             stage.job("slow")
             (pod,) = await stage.has("slow", 1)
+            await until(lambda: all(worker.pid for active in controller.book for worker in active.job.workers))
             await decided(stage, controller, 100.0)
             stage.job("urgent", priority=90)
             await until(lambda: len(controller.book.jobs) == 2)
@@ -57,6 +58,7 @@ def test_what_an_urgent_job_costs_another_is_told() -> None:
         async with stage.controller(settings={}) as controller:
             stage.job("slow", preemptible=True)
             (pod,) = await stage.has("slow", 1)
+            await until(lambda: all(worker.pid for active in controller.book for worker in active.job.workers))
             await decided(stage, controller, 100.0)
             stage.job("urgent", priority=90)
             await until(lambda: stage.api.names(PODS, "slow-") == [] or stage.api.objects["pods", NAMESPACE, pod][
@@ -114,7 +116,7 @@ def test_what_was_seen_and_lost_is_known_again_from_the_status() -> None:
 @pytest.fixture
 def driver(request: pytest.FixtureRequest) -> ClusterGroupDriver:
     file = JobFile.model_validate({"run": "x", "level": "restart", "checkpoint": request.param})
-    job = SimpleNamespace(level="restart", id="1", workers=(), finished=0, keeps=False)
+    job = SimpleNamespace(level="restart", id="1", workers=(), finished=0, keeps=False, start_s=0.0)
     around: Any = SimpleNamespace(folder=Path("/nonexistent"), clock=lambda: 100.0)
     active: Any = SimpleNamespace(job=job, file=file, number=1)
     entry: Any = None
