@@ -259,13 +259,14 @@ class _Turn:
             reason[j], detail[j] = code, numbers
         reason[(self._fitted | out) & (got == 0)] = Reason.SCARCE
         waits = answer.wanted & (got == 0)
+        rejected = np.zeros(len(view), np.bool_) if decision.rejected is None else decision.rejected
         if view.lost_s is None:
             blocked = reservations.still_waiting(view, self._blocked)
         else:
             kept = waits & (view.pinned | reservations.guarded(view)).any()
             in_pieces = (view.workers == 0) & (decision.workers > 0) & (got == 0)
-            blocked = reservations.remembered(view, got, answer.blocked, kept, in_pieces, ~answer.wanted)
-        rejected = np.zeros(len(view), np.bool_) if decision.rejected is None else decision.rejected
+            crowded = reservations.crowded_out(view) & ~out & ~rejected
+            blocked = reservations.remembered(view, got, answer.blocked, kept, in_pieces, ~answer.wanted, crowded)
         return Outcome(
             workers=got, pool=np.where(got > 0, decision.pool, -1), placed=placed, reason=reason, detail=detail,
             about=answer.about, decided=decision.workers, rejected=rejected,

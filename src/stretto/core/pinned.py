@@ -15,6 +15,7 @@ Whoever the policy wanted to start and who is kept from it by pinned jobs is tol
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -63,12 +64,18 @@ def ask(policy: Policy, view: Snapshot, places: Snapshot, memory: Memory, waitin
     if view.lost_s is None:
         return Answer(first, nobody, about, wanted, blocked)
     pinned = view.pinned | _settling(view, blocked)
-    reserved = reservations.made(view, first, *waiting)
+    crowded = reservations.crowded_out(view)
+
+    def reservation(blocked: Blocked) -> Reservation | None:
+        alone = partial(preempting.has_places, places)
+        return reservations.made(view, first, blocked, waiting.reserve_after_s, crowded, alone)
+
+    reserved = reservation(blocked)
     following = None
     if reserved is not None:
         blocked = reservations.with_promise(view, blocked, reserved)
         late = {number: wait for number, wait in blocked.items() if number != view.job[reserved.job]}
-        following = reservations.made(view, first, late, waiting.reserve_after_s)
+        following = reservation(late)
     held = reservations.held_back(view, first, reserved)
     robbed = (pinned & _changes(view, first)) | (guarded(view) & _stops(view, first))
     passed_over = reserved is not None and not first.workers[reserved.job]

@@ -21,7 +21,7 @@ pinned, it may: `tiresias` serves the running jobs of a queue before the waiting
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -30,6 +30,10 @@ import numpy as np
 from stretto.core.decision import Decision
 from stretto.core.estimate.remaining import expected_steps
 from stretto.core.snapshot import BoolArray, FloatArray, IntArray, Snapshot
+
+
+_WATCHED = 100
+"""Jobs without room whose waits are remembered at a time; most of a long queue comes after them anyway."""
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -43,6 +47,8 @@ class Wait(msgspec.Struct, frozen=True):
     """The start that its reservation promises; inf: it has had none yet."""
     pool: int = 0
     """Where that is."""
+    wished: bool = True
+    """Its policy would have started it. Otherwise it is only watched while there is no room for it at all."""
 
     @property
     def is_promised(self) -> bool:
@@ -63,6 +69,10 @@ class Reservation(NamedTuple):
     """What is free beside it then."""
     in_pieces: bool
     """The room is there already, but not where its workers could use it."""
+    expected_s: float
+    """When it is expected to start, as things are now; inf: nobody knows."""
+    until: int = -1
+    """Row of the job whose end makes the room; -1: it is there."""
     overdue: int | None = None
     """Row of the next job after it whose promised start is over."""
 
@@ -79,21 +89,56 @@ class Held(NamedTuple):
         return Held(self.now | self.strays, np.zeros_like(self.strays), self.pool)
 
 
-def made(view: Snapshot, first: Decision, blocked: Blocked, reserve_after_s: float) -> Reservation | None:
+def made(
+    view: Snapshot,
+    first: Decision,
+    blocked: Blocked,
+    reserve_after_s: float,
+    crowded: BoolArray,
+    has_places: Callable[[int], bool],
+) -> Reservation | None:
     """The reservation that holds now: of a job that was promised one, or has waited long enough and is wanted by its
-    policy. `first`: what the policy would do if nobody were pinned."""
+    policy or still finds no room at all. `first`: what the policy would do if nobody were pinned; `has_places`: whether
+    a job could run if it were alone."""
     late = []
     for j, wait in _rows(view, blocked):
         if view.workers[j] or (first.rejected is not None and first.rejected[j]):
             continue
-        is_late = first.workers[j] > 0 and view.now_s - wait.since_s >= reserve_after_s
-        if is_late or (wait.is_promised and not view.is_service[j]):
+        is_late = view.now_s - wait.since_s >= reserve_after_s
+        if (is_late and first.workers[j] > 0) or (wait.is_promised and not view.is_service[j]):
+            late.append((-int(view.priority[j]), wait.since_s, j, wait))
+        elif is_late and crowded[j] and first.nodes is None and has_places(j):
             late.append((-int(view.priority[j]), wait.since_s, j, wait))
     if not late:
         return None
     (*_, job, wait), *others = sorted(late, key=lambda one: one[:3])
     overdue = (j for *_, j, other in others if other.promised_s < view.now_s)
     return _for(view, job, first, wait)._replace(overdue=next(overdue, None))
+
+
+def crowded_out(view: Snapshot) -> BoolArray:
+    """Who waits and has no room, not even with everybody gone who may be stopped: no policy could start it. Who would
+    have none on an empty cluster either, beside its services, is not among them."""
+    waits: BoolArray = (view.workers == 0) & ~view.is_service
+    if view.lost_s is None or not waits.any():
+        return np.zeros(len(view), np.bool_)
+    serves = (view.workers > 0) & view.is_service
+    need = view.min_workers * view.width + view.fixed_milli
+    kept = np.where(stays(view) | serves, _held_workers(view), 0)
+    beside = view.capacity - view.used_milli(kept, np.maximum(view.pool, 0))
+    empty = view.capacity - view.used_milli(np.where(serves, view.workers, 0), np.maximum(view.pool, 0))
+    fits, could = np.zeros(len(view), np.bool_), np.zeros(len(view), np.bool_)
+    for pool in range(len(view.pools)):
+        here = _runs_in(view, pool)
+        fits |= here & (need <= beside[pool])
+        could |= here & (need <= empty[pool])
+    return waits & could & ~fits
+
+
+def stays(view: Snapshot) -> BoolArray:
+    """Who runs and may have to be waited for."""
+    runs: BoolArray = (view.workers > 0) & (view.pinned | may_stay(view))
+    return runs
 
 
 def with_promise(view: Snapshot, blocked: Blocked, reserved: Reservation) -> Blocked:
@@ -142,20 +187,39 @@ def guarded(view: Snapshot) -> BoolArray:
 
 
 def remembered(
-    view: Snapshot, workers: IntArray, blocked: Blocked, waits: BoolArray, no_place: BoolArray, unwished: BoolArray
+    view: Snapshot,
+    workers: IntArray,
+    blocked: Blocked,
+    waits: BoolArray,
+    no_place: BoolArray,
+    unwished: BoolArray,
+    crowded: BoolArray,
 ) -> dict[int, Wait]:
-    """Who is blocked after a decision that gives these workers and keeps some waiting. Whoever runs is not any more;
-    but who was started though its policy would not (`unwished`) is remembered until it is pinned."""
-    if not blocked and not waits.any():
+    """Who is blocked after a decision that gives these workers and keeps some waiting: those whom the policy wanted
+    (`waits`), and those for whom there was no room whatever it wanted (`crowded`), until there is. Whoever runs is not
+    any more; but who was started though its policy would not (`unwished`) is remembered until it is pinned."""
+    if not blocked and not (waits | crowded).any():
         return {}
     settles = ((view.workers > 0) | unwished) & may_stay(view) & ~view.pinned
     found = {}
     for j, wait in _rows(view, blocked):
-        if (not view.workers[j] and not workers[j]) or (settles[j] and wait.is_promised):
-            found[int(view.job[j])] = msgspec.structs.replace(wait, no_place=bool(no_place[j]))
+        wished = wait.wished or bool(waits[j])
+        waits_on = not view.workers[j] and not workers[j] and (wished or wait.is_promised or crowded[j])
+        if waits_on or (settles[j] and wait.is_promised):
+            found[int(view.job[j])] = msgspec.structs.replace(wait, no_place=bool(no_place[j]), wished=wished)
     for j in np.flatnonzero(waits).tolist():
         found.setdefault(int(view.job[j]), Wait(view.now_s, bool(no_place[j])))
+    for j in _widest(view, crowded & (workers == 0) & ~np.isin(view.job, list(found)), _WATCHED - len(found)):
+        found[int(view.job[j])] = Wait(view.now_s, wished=False)
     return found
+
+
+def _widest(view: Snapshot, some: BoolArray, most: int) -> list[int]:
+    """The most urgent of them, then those that need most: the others find room sooner."""
+    rows = np.flatnonzero(some) if most > 0 else np.empty(0, np.int64)
+    need = (view.min_workers * view.width + view.fixed_milli)[rows]
+    widest: list[int] = rows[np.lexsort((rows, -need, -view.priority[rows]))][:most].tolist()
+    return widest
 
 
 def still_waiting(view: Snapshot, blocked: Blocked) -> dict[int, Wait]:
@@ -171,37 +235,62 @@ def _rows(view: Snapshot, blocked: Blocked) -> Iterator[tuple[int, Wait]]:
 
 
 def _for(view: Snapshot, job: int, first: Decision, wait: Wait) -> Reservation:
-    """When enough of the jobs that run in its pool and may stay have ended, by what is expected of them; no later than
+    """In the pool that was promised or that its policy chose; otherwise where it is soonest."""
+    if wait.is_promised and wait.pool < len(view.pools):
+        return _in(view, job, first, wait, wait.pool)
+    if first.workers[job]:
+        return _in(view, job, first, wait, int(first.pool[job]))
+    need = int(view.min_workers[job] * view.width[job] + view.fixed_milli[job])
+    pools = [pool for pool in range(len(view.pools)) if _runs_in(view, pool)[job] and need <= view.capacity[pool]]
+    return min((_in(view, job, first, wait, pool) for pool in pools or [0]), key=lambda one: one.start_s)
+
+
+def _in(view: Snapshot, job: int, first: Decision, wait: Wait, pool: int) -> Reservation:
+    """When enough of the jobs that run in the pool and may stay have ended, by what is expected of them; no later than
     was promised. If the room is there but in pieces, nothing fits beside it: nobody knows where it will come
     together. Nor does what its policy has in mind for jobs that keep their progress."""
-    pool = wait.pool if wait.is_promised and wait.pool < len(view.pools) else int(first.pool[job])
     need = int(view.min_workers[job] * view.width[job] + view.fixed_milli[job])
-    stays = (view.workers > 0) & (view.pinned | may_stay(view)) & (view.pool == pool)
-    holds = np.where(guarded(view), view.min_workers, view.workers) * view.width + view.fixed_milli
-    free = int(view.capacity[pool]) - int(holds[stays].sum())
+    stay = stays(view) & (view.pool == pool)
+    holds = _held_workers(view) * view.width + view.fixed_milli
+    free = int(view.capacity[pool]) - int(holds[stay].sum())
     left_s = _left_s(view, view.workers)
-    ending = sorted(np.flatnonzero(stays).tolist(), key=lambda j: (float(left_s[j]), j))
+    ending = sorted(np.flatnonzero(stay).tolist(), key=lambda j: (float(left_s[j]), j))
     if wait.no_place:
-        at_s = view.now_s + float(left_s[ending[0]]) if ending else view.now_s
-        return Reservation(job, min(at_s, wait.promised_s), pool, 0, True)
-    at_s = view.now_s
+        until = ending[0] if ending else -1
+        at_s = view.now_s + float(left_s[until]) if ending else view.now_s
+        return Reservation(job, min(at_s, wait.promised_s), pool, 0, True, at_s, until)
+    at_s, until = view.now_s, -1
     for j in ending:
         if free >= need:
             break
         free += int(holds[j])
-        at_s = view.now_s + float(left_s[j])
-    others = (first.workers > 0) & (first.pool == pool) & ~stays & ~may_stay(view)
+        at_s, until = view.now_s + float(left_s[j]), j
+    others = (first.workers > 0) & (first.pool == pool) & ~stay & ~may_stay(view)
     others[job] = False
     taken = int((first.workers * view.width + view.fixed_milli)[others].sum())
-    return Reservation(job, min(at_s, wait.promised_s), pool, max(0, free - need - taken), False)
+    beside = max(0, free - need - taken)
+    return Reservation(job, min(at_s, wait.promised_s), pool, beside, False, at_s, until)
+
+
+def _held_workers(view: Snapshot) -> IntArray:
+    """The workers that nobody takes from those who stay."""
+    held: IntArray = np.where(guarded(view), view.min_workers, view.workers)
+    return held
+
+
+def _runs_in(view: Snapshot, pool: int) -> BoolArray:
+    """Who can run in a pool at all."""
+    if len(view.pools) == 1:
+        return np.ones(len(view), np.bool_)
+    runs: BoolArray = view.rates[pool, view.curve].max(axis=1) > 0
+    return runs
 
 
 def _elsewhere(view: Snapshot, first: Decision, pool: int) -> BoolArray:
     """Whom the policy would start in another pool, or who cannot run in this one."""
     if len(view.pools) == 1:
         return np.zeros(len(view), np.bool_)
-    runs_here = view.rates[pool, view.curve].max(axis=1) > 0
-    other: BoolArray = ((first.workers > 0) & (first.pool != pool)) | ~runs_here
+    other: BoolArray = ((first.workers > 0) & (first.pool != pool)) | ~_runs_in(view, pool)
     return other
 
 
