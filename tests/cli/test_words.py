@@ -139,6 +139,7 @@ def test_outcomes() -> None:
         ({"kind": "exited", "worker": "w0", "how": "signalled", "status": 9}, "w0 was ended by signal 9"),
         ({"kind": "exited", "worker": "w0", "how": "lost", "text": "gone"}, "w0 was lost: gone"),
         ({"kind": "resized", "before": 1, "workers": 3, "text": "room"}, "1 → 3 workers: room"),
+        ({"kind": "resized", "before": 2, "workers": 1, "text": ""}, "2 → 1 worker"),
         ({"kind": "retried", "text": "lost", "not_before_s": 1.0}, "is tried again: lost"),
         ({"kind": "progressed", "steps": 5, "total_steps": 10, "metrics": {"loss": 0.25}}, "step 5/10 50% (loss 0.25)"),
         ({"kind": "kept", "how": "its script has joined"}, "keeps its progress: its script has joined"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from placement_cases import make
 from strategies import fragile, job, snapshots, view_of
-from stretto.core import cycle
+from stretto.core import cycle, services
 from stretto.core.cycle import CycleState, Outcome, Settings
 from stretto.core.policies import BUILTIN
 from stretto.core.policy import load
@@ -33,8 +33,9 @@ def with_nodes(devices: list[int], jobs: list[dict[str, Any]], placed: list[list
 
 
 def told(outcome: Outcome, j: int) -> str:
-    about = [f"job {number}" for number in outcome.about[j].tolist() if number >= 0]
-    return explain(int(outcome.reason[j]), *outcome.detail[j].tolist(), about)
+    *named, more = outcome.about[j].tolist()
+    about = [f"job {number}" for number in named if number >= 0]
+    return explain(int(outcome.reason[j]), *outcome.detail[j].tolist(), about, more)
 
 
 # Progress is kept.
@@ -150,7 +151,7 @@ def test_who_keeps_its_minimum_is_told_so() -> None:
     jobs = [elastic, job(size=2, remaining=1.0, **ELASTIC), job(size=1, remaining=2.0, **ELASTIC)]
     outcome = decide(view_of(3, jobs), "elastic-srtf")
     assert outcome.workers.tolist() == [1, 2, 0]
-    assert told(outcome, 0) == "runs on its minimum of 1 workers: it is not preemptible"
+    assert told(outcome, 0) == "runs on its minimum of 1 worker: it is not preemptible"
     assert "would lose their work" not in told(outcome, 2)
 
 
@@ -343,6 +344,66 @@ def test_what_is_over_is_not_remembered() -> None:
     assert decide(nobody, "fifo", state).state.blocked == {}
     plain = with_nodes([1], [job(size=1, width=0, demand=(1000, 0, 0))], [[1]], cpu_milli=[4000])
     assert decide(plain, "fifo", state, placement="fewest-moves").state.blocked == {}
+
+
+def _crowded(*waiting: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two slots are held by jobs that may not be stopped; `srtf` would stop neither for those that wait."""
+    running = [small(workers=1, remaining=r, ran_s=50.0) for r in (10.0, 20.0)]
+    return [*running, *waiting]
+
+
+def test_who_finds_no_room_for_a_minute_gets_a_reservation_whatever_its_policy_prefers() -> None:
+    view = view_of(2, _crowded(fragile(size=2, remaining=1e6), small(remaining=30.0)), now_s=100.0)
+    state = decide(view, "srtf").state
+    assert state.blocked == {2: Wait(100.0, wished=False), 3: Wait(100.0, wished=False)}
+    one_ends = msgspec.structs.replace(services.only(view, view.job != 0), now_s=160.0)
+    early = decide(one_ends, "srtf", CycleState(blocked={2: Wait(101.0, wished=False)}))
+    assert early.workers.tolist() == [1, 0, 1], "not late yet"
+    outcome = decide(one_ends, "srtf", state)
+    assert outcome.workers.tolist() == [1, 0, 0]
+    assert outcome.state.blocked[2].promised_s == 180.0
+    assert told(outcome, 1) == "has a reservation for 2 GPUs: expected to start in about 20 s, when job 1 ends"
+    assert told(outcome, 2) == (
+        "waits: job 2 has waited longer and has a reservation for 2 GPUs, expected to start in about 20 s"
+    )
+
+
+def test_the_expected_start_is_told_also_when_the_promised_one_is_over() -> None:
+    view = view_of(2, _crowded(fragile(size=2, remaining=1e6)), now_s=100.0)
+    outcome = decide(view, "srtf", CycleState(blocked={2: Wait(10.0, promised_s=90.0)}))
+    assert told(outcome, 2) == "has a reservation for 2 GPUs: expected to start in about 20 s, when job 1 ends"
+
+
+def test_whom_a_policy_passes_over_though_there_is_room_waits_by_its_own_rule() -> None:
+    jobs = [small(workers=1, remaining=10.0, ran_s=50.0), small(remaining=1e6), small(remaining=1.0)]
+    watched = CycleState(blocked={1: Wait(10.0, wished=False), 2: Wait(90.0, wished=False)})
+    outcome = decide(view_of(2, jobs, now_s=100.0), "srtf", watched)
+    assert outcome.workers.tolist() == [1, 0, 1]
+    assert outcome.state.blocked == {}
+
+
+def test_nobody_waits_for_a_job_that_has_no_places_or_no_room_beside_services() -> None:
+    pair = fragile(size=1, width=2 * GPU, remaining=1e6)
+    view = with_nodes([1, 1], _crowded(pair, small(remaining=30.0)), [[1, 0], [0, 1], [0, 0], [0, 0]])
+    one_ends = msgspec.structs.replace(services.only(view, view.job != 0), now_s=160.0)
+    late = CycleState(blocked={2: Wait(10.0, wished=False)})
+    assert decide(one_ends, "srtf", late, placement="pack").workers.tolist() == [1, 0, 1]
+    service = job(size=1, workers=1, is_service=True, wanted=1, preemptible=False)
+    jobs = [service, fragile(size=2, remaining=1e6), small(remaining=30.0)]
+    beside = decide(view_of(2, jobs, now_s=160.0), "srtf", CycleState(blocked={1: Wait(10.0, wished=False)}))
+    assert beside.workers.tolist() == [1, 0, 1]
+
+
+def test_what_is_too_large_beside_pinned_jobs_may_run_when_they_end() -> None:
+    """`elastic-srtf` would stop the longer ones for the short job, and is asked again about the room that is left."""
+    held = [small(workers=1, remaining=1e4, ran_s=50.0) for _ in range(5)]
+    jobs = [*held, fragile(size=4, remaining=1e6), small(remaining=1.0)]
+    outcome = decide(view_of(5, jobs, now_s=100.0), "elastic-srtf")
+    assert told(outcome, 5) == (
+        "waits: it needs 4 GPUs, and 5 are held by jobs that would lose their work (job 0, job 1, job 2 and 2 more)"
+    )
+    never = decide(view_of(3, [*held[:3], *jobs[5:]], now_s=100.0), "elastic-srtf")
+    assert told(never, 3) == "can never run here: it needs 4 GPUs, the cluster has 3"
 
 
 # Jobs without GPUs.

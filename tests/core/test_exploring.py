@@ -18,7 +18,7 @@ from stretto.core.cycle import CycleState, Outcome, Settings
 from stretto.core.estimate import curve as curves
 from stretto.core.estimate.curve import Curve
 from stretto.core.policy import load
-from stretto.core.reasons import Reason
+from stretto.core.reasons import Reason, explain
 from stretto.core.snapshot import Snapshot
 
 
@@ -305,3 +305,31 @@ def test_who_has_no_room_need_not_be_judged(jobs: list[tuple[Any, int, float]], 
     assert found.wake_s >= wake_s
     if (found.workers == decision.workers).all() and free >= view.max_workers.max():
         assert found.wake_s == wake_s, "with room for everything that may be tried"
+
+
+# What is said of sizes.
+
+
+def said(view: Snapshot, policy: str = "afs-l") -> list[str]:
+    outcome = decide(view, policy)
+    return [explain(code, *detail) for code, detail in zip(outcome.reason.tolist(), outcome.detail, strict=True)]
+
+
+def test_nobody_is_told_of_a_useful_size_that_was_never_looked_for() -> None:
+    """A job that has run for a second may not try other sizes yet: that costs too much of what it ran."""
+    costly = {"resize_s": 60.0, "remaining": 100.0}
+    assert said(shown(8, [measuring(seen((1, 10)), 1, **costly)])) == [
+        "runs on 1 worker: larger sizes of it were not tried"
+    ]
+    known = seen((1, 10), (2, 10), (4, 9))
+    assert said(shown(8, [measuring(known, 1, **costly)])) == [
+        "runs on 1 worker: more are not expected to make it faster"
+    ]
+    assert said(view_of(8, [job(size=1, workers=1)])) == ["runs on 1 worker, the most that it may have"]
+
+
+def test_what_is_measured_and_what_is_tried_are_told_apart() -> None:
+    assert said(shown(8, [measuring(None, 1)])) == ["runs on 1 worker while its speed there is measured"]
+    assert said(shown(8, [measuring(seen((4, 30), (8, 20)), 4)])) == [
+        "tries 2 workers: of the sizes measured so far 4 is the best"
+    ]

@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trickle import Program, Trickle
+from trickle import POLL_S, Program, Trickle
 
 from stretto.core.cycle import Settings
 from stretto.core.reservations import Wait
@@ -49,6 +49,24 @@ def wide_among_narrow(policy: str, narrow: Program, **options: object) -> Progra
 def test_a_wide_job_starts_though_others_keep_coming(policy: str, narrow: Program) -> None:
     wide = wide_among_narrow(policy, narrow, **POLICIES[policy])
     assert wide.began_s <= 500.0
+
+
+LYING = (*POLICIES, "fifo", "fit-first", "priority", "elastic-tiresias", "sjf")
+
+
+@pytest.mark.parametrize("policy", LYING)
+@pytest.mark.parametrize("hint_s", [1.0, 100.0, math.nan], ids=["short", "long", "unknown"])
+def test_a_job_of_full_width_starts_though_small_ones_lie(policy: str, hint_s: float) -> None:
+    """After a minute it has a reservation; its promised start, by what those that run say, is 20 s later at most, and
+    then they end that really last for 20 s. Also where the policy would rather have others."""
+    wide = Program(10, 50.0, 4, 10.0, hint_s)
+    others = [Program(i + (i > 9), 5.0 * i, 1, 20.0, hint_s=5.0) for i in range(80)]
+    options = {"running_first": True} if policy == "tiresias" else POLICIES.get(policy, {})
+    world = Trickle(4, [wide, *others], policy, **options)
+    world.run(400.0)
+    late_s = 2 * options.get("round_s", 0.0) + POLL_S
+    assert wide.began_s - wide.arrives_s <= 60.0 + 20.0 + 20.0 + late_s
+    assert not any(one.lost_s for one in others)
 
 
 def test_a_policy_that_passes_jobs_over_by_itself_may() -> None:

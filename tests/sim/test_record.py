@@ -199,7 +199,7 @@ def test_why_tells_what_came_of_it_where_there_was_no_place(tmp_path: Path) -> N
     case = runner.prepare(path, "csv", "2x2", "fit-first", {"placement": "spread"})
     causes, finish = why(case, "pair")
     assert [(cause.at_s, cause.workers) for cause in causes] == [(10.0, 0), (100.0, 1)]
-    assert causes[0].sentence == "waits: 2 GPUs are free but no nodes have room for 1 workers"
+    assert causes[0].sentence == "waits with 2 GPUs free: no nodes have room for 1 worker"
     assert finish == 105
 
 
@@ -229,7 +229,7 @@ def test_why_says_that_there_was_no_place() -> None:
     (first, second), outcome = record.why(case, [0, 1])
     assert [(first[0].workers, first[0].sentence), (second[0].workers, second[0].sentence)] == [
         (2, "runs on 2 workers: there was no place for the 3 that were decided"),
-        (0, "waits: 2 GPUs are free but no nodes have room for 1 workers"),
+        (0, "waits with 2 GPUs free: no nodes have room for 1 worker"),
     ]
     change = outcome.result.changes[0]
     assert (change.job, change.reason, change.first, change.second) == (0, Reason.CUT_TO_ROOM, 2, 3)

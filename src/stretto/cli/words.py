@@ -171,6 +171,10 @@ def _because(text: str) -> str:
     return f": {text}" if text else ""
 
 
+def _workers(many: int | str) -> str:
+    return f"{many} worker{'' if str(many) == '1' else 's'}"
+
+
 def _seat(seat: Mapping[str, Any]) -> str:
     devices = ",".join(map(str, seat.get("devices") or ()))
     return f"{seat.get('node', '?')}" + (f" [{devices}]" if devices else "")
@@ -204,13 +208,13 @@ def _submitted(told: Mapping[str, Any]) -> str:
 _EVENTS = {
     "submitted": _submitted,
     "wished": lambda told: f"{told['by']} wants it to {told['wish']}",
-    "scaled": lambda told: f"{told['by']} wants {limits(told['min_workers'], told['max_workers'])} workers",
+    "scaled": lambda told: f"{told['by']} wants {_workers(limits(told['min_workers'], told['max_workers']))}",
     "moved": lambda told: f"{told['by']} wants it on {told['node'] or 'any node'}{_because(told.get('why', ''))}",
     "launched": lambda told: f"{told['worker']} starts on {_seat(told['seat'])}",
     "running": lambda told: f"{told['worker']} runs (pid {told['pid']})",
     "leaving": lambda told: f"{told['worker']} leaves{_because(told['why'])}",
     "exited": _exited,
-    "resized": lambda told: f"{told['before']} → {told['workers']} workers{_because(told['text'])}",
+    "resized": lambda told: f"{told['before']} → {_workers(told['workers'])}{_because(told['text'])}",
     "retried": lambda told: f"is tried again{_because(told['text'])}",
     "progressed": _progressed,
     "kept": lambda told: f"{'keeps' if told.get('keeps', True) else 'does not keep'} its progress: {told['how']}",

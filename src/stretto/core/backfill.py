@@ -118,6 +118,7 @@ class Outlook:
 
     def __init__(self, walk: Walk) -> None:
         view, runs = walk.view, walk.workers > 0
+        self._now_s = view.now_s
         length_s = _lengths(view, runs)
         self.length_s: list[float] = length_s.tolist()
         known = np.isfinite(length_s)
@@ -130,8 +131,8 @@ class Outlook:
         self.profile = Profile(view.now_s, walk.free, ends_s[runs], need[runs], len(walk.queue))
 
     def shown(self, at_s: float) -> float:
-        """A planned moment as users see it: inf when it hangs on a job of unknown length."""
-        return at_s if at_s < self.horizon_s else math.inf
+        """Seconds to a planned moment as users see it: inf when it hangs on a job of unknown length."""
+        return at_s - self._now_s if at_s < self.horizon_s else math.inf
 
 
 def _lengths(view: Snapshot, runs: BoolArray) -> FloatArray:

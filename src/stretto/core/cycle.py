@@ -91,7 +91,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     detail: FloatArray
     """[job, 2]: the numbers of the reason's sentence."""
     about: IntArray
-    """[job, 3]: the numbers of the jobs that the sentence names; -1: none."""
+    """[job, 4]: the numbers of the jobs that the sentence names (-1: none), and how many more it is about."""
     decided: IntArray
     """Workers as the policy wanted them, before places were looked for."""
     rejected: BoolArray
@@ -181,6 +181,7 @@ class _Turn:
         if not len(self._view):
             return _nothing(self._view, msgspec.structs.replace(state, blocked={}))
         out = np.zeros(len(self._view), np.bool_)
+        self._cut_from = np.zeros(len(self._view), np.int64)
         shown = self._view
         for _ in range(_TRIES):
             answer, placed, got = self._served(shown, out)
@@ -188,6 +189,7 @@ class _Turn:
             if (shown.reach is None and not self._fitted.any()) or not short.any():
                 break
             out |= short & (got < shown.min_workers)
+            self._cut_from = np.where(short, answer.decision.workers, self._cut_from)
             high = np.where(short & ~out, got, shown.max_workers)
             shown = msgspec.structs.replace(shown, max_workers=high, requested=np.minimum(shown.requested, high))
         return self._explained(answer, placed, got, out, state)
@@ -253,6 +255,7 @@ class _Turn:
     def _explained(self, answer: Answer, placed: IntArray, got: IntArray, out: BoolArray, state: CycleState) -> Outcome:
         view, decision = self._view, answer.decision
         reason, detail = decision.reason.copy(), decision.detail.copy()
+        self._say_why_no_more(got, reason, detail)
         free = float(view.capacity.sum() - (got * view.width).sum()) / GPU
         for j in np.flatnonzero(got != decision.workers).tolist():
             code, *numbers = reasons.fragmented(int(decision.workers[j]), int(got[j]), free)
@@ -272,6 +275,16 @@ class _Turn:
             about=answer.about, decided=decision.workers, rejected=rejected,
             state=CycleState(policy=decision.memory, cores=state.cores, blocked=blocked), wake_s=decision.wake_s,
         )  # fmt: skip
+
+    def _say_why_no_more(self, got: IntArray, reason: IntArray, detail: FloatArray) -> None:
+        """Policies see maximums that were lowered: to what has a place, or what is known of a job's speed."""
+        lowered = (reason == Reason.AT_MAXIMUM) & (got > 0) & (got < self._whole.most)
+        if not lowered.any():
+            return
+        untried = exploring.untried(self._view, got)
+        reason[lowered] = np.where(untried[lowered], Reason.NOT_TRIED, Reason.NO_USE_FOR_MORE)
+        cut = lowered & (self._cut_from > got)
+        reason[cut], detail[cut, 0], detail[cut, 1] = Reason.CUT_TO_ROOM, got[cut], self._cut_from[cut]
 
 
 def _place(name: str, view: Snapshot, decision: Decision) -> IntArray:
@@ -306,7 +319,7 @@ def _nothing(view: Snapshot, state: CycleState) -> Outcome:
     none = np.empty(0, np.int64)
     return Outcome(
         workers=none, pool=none, placed=view.placed, reason=none, detail=np.empty((0, 2)),
-        about=np.empty((0, 3), np.int64), decided=none, rejected=np.empty(0, np.bool_), state=state, wake_s=math.inf,
+        about=np.empty((0, 4), np.int64), decided=none, rejected=np.empty(0, np.bool_), state=state, wake_s=math.inf,
     )  # fmt: skip
 
 
@@ -319,6 +332,10 @@ def _together(view: Snapshot, plain: BoolArray, gpus: Outcome, rest: Outcome) ->
         column[~plain], column[plain] = some, others
         columns[name] = column
     columns["pool"][plain & (columns["workers"] > 0)] = cores.pool_of(view)
+    # What is too large for the cores that jobs with GPUs leave is not too large for the cluster.
+    reason, cores_needed = columns["reason"], columns["detail"][:, 0]
+    only_now = plain & (reason == Reason.TOO_LARGE) & (cores_needed * GPU <= view.nodes.cpu_milli.sum())
+    reason[only_now] = Reason.NO_ROOM
     state = CycleState(
         policy=gpus.state.policy, cores=rest.state.policy, blocked=gpus.state.blocked | rest.state.blocked
     )  # fmt: skip

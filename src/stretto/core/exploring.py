@@ -202,8 +202,21 @@ def explored(view: Snapshot, most: IntArray, decision: Decision) -> Decision:
         if more > 0 or trial.size != view.workers[j] or below:
             free[decision.pool[j]] -= more
             workers[j] = trial.size
-        reason[j], detail[j] = Reason.EXPLORES, (trial.size, enough[j])
+        seen = _seen(view, j)
+        known_best = best(seen).workers if seen else 0
+        is_new = known_best > 0 and trial.size not in (known_best, view.workers[j])
+        reason[j], detail[j] = Reason.EXPLORES if is_new else Reason.MEASURES, (trial.size, known_best)
     return msgspec.structs.replace(decision, workers=workers, reason=reason, detail=detail, wake_s=wake_s)
+
+
+def untried(view: Snapshot, workers: IntArray) -> BoolArray:
+    """Who explores its sizes, and of whom none above these was ever measured."""
+    found = np.zeros(len(view), np.bool_)
+    if view.explores is None or view.measured is None:
+        return found
+    for j in np.flatnonzero(view.explores & (workers > 0)).tolist():
+        found[j] = all(one.workers <= workers[j] for one in curves.measured(_curve(view, j)))
+    return found
 
 
 def _candidates(view: Snapshot, enough: IntArray, workers: IntArray) -> Iterator[int]:

@@ -157,7 +157,8 @@ def decision(
         np.copyto(first, one, where=where)
         np.copyto(second, two, where=where)
 
-    because(Reason.AT_MAXIMUM, runs & (workers >= top), workers, second)
+    because(Reason.NO_USE_FOR_MORE, runs & (workers >= top), workers, second)
+    because(Reason.AT_MAXIMUM, runs & (workers >= view.max_workers), workers, second)
     because(Reason.PREEMPTED, ~runs & (view.workers > 0), low, second)
     because(Reason.TOO_LARGE, ~runs & (low > view.total_milli / GPU), low, view.total_milli / GPU)
     return Decision.of(view, workers, reason, first, second, memory=memory, wake_s=wake_s)

@@ -15,6 +15,7 @@ Whoever the policy wanted to start and who is kept from it by pinned jobs is tol
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ from stretto.core.reservations import Blocked, Held, Reservation, guarded
 from stretto.core.snapshot import GPU, BoolArray, IntArray, Nodes, Snapshot
 
 _NAMED = 3
-"""Jobs that a sentence names at most."""
+"""Jobs that a sentence names at most; the next column says how many more there are."""
 
 
 class Waiting(NamedTuple):
@@ -48,7 +49,7 @@ class Answer(NamedTuple):
     kept: BoolArray
     """Whose size and place must not change."""
     about: IntArray
-    """[job, 3] the numbers of the jobs that the reason names; -1: none."""
+    """[job, 4] the numbers of the jobs that the reason names (-1: none), and how many more it is about."""
     wanted: BoolArray
     """Whom the policy would have started if nobody were pinned."""
     blocked: Blocked
@@ -58,7 +59,7 @@ class Answer(NamedTuple):
 def ask(policy: Policy, view: Snapshot, places: Snapshot, memory: Memory, waiting: Waiting, when: str) -> Answer:
     """What the policy says, without what it must not do. `places`: the same jobs as placements see them."""
     first = asking.ask(policy, view, memory, when)
-    nobody, about = np.zeros(len(view), np.bool_), np.full((len(view), _NAMED), -1, np.int64)
+    nobody, about = np.zeros(len(view), np.bool_), _about_nobody(view)
     wanted = (view.workers == 0) & (first.workers > 0)
     blocked = waiting.blocked
     if view.lost_s is None:
@@ -105,7 +106,7 @@ class _Question:
         self._keep = _within_capacity(view, np.where(pinned, view.workers, 0), self._pool)
         """Workers of those who are not asked about, in their pools."""
         self._reserves = False
-        self._about = np.full((len(view), _NAMED), -1, np.int64)
+        self._about = _about_nobody(view)
 
     def answer(self, reserved: Reservation | None, following: Reservation | None) -> Answer:
         """`following`: the reservation that holds once the first one is used."""
@@ -259,17 +260,42 @@ class _Question:
         stay = holders & _changes(view, self._first)
         reason[stay], detail[stay, 0], detail[stay, 1] = Reason.KEEPS_PROGRESS, view.lost_s[stay], 0.0
         reason[victims], detail[victims, 0], detail[victims, 1] = Reason.PREEMPTED_URGENT, view.lost_s[victims], 0.0
-        waits = wanted & (decision.workers == 0) & ~self._held.now & holders.any()
+        # What is too large for the room that is left is not too large for the cluster.
+        too_large = reason == Reason.TOO_LARGE
+        detail[too_large, 1] = view.total_milli / GPU
+        only_now = too_large & (detail[:, 0] * GPU <= view.total_milli)
+        reason[only_now], detail[only_now, 1] = Reason.NO_ROOM, self._left()
+        waits = (wanted | only_now) & (decision.workers == 0) & ~self._held.now & holders.any()
         taken = float(view.used_milli(np.where(holders, self._keep, 0), np.maximum(view.pool, 0)).sum()) / GPU
         reason[waits], detail[waits, 0], detail[waits, 1] = Reason.WAITS_FOR_PINNED, need[waits], taken
-        named = np.flatnonzero(holders)[:_NAMED]
-        self._about[waits, : len(named)] = view.job[named]
+        self._about[waits] = _about(view, np.flatnonzero(holders))
         if reserved is not None:
+            job, in_s = reserved.job, max(0.0, reserved.expected_s - view.now_s)
             told = self._held.now & (view.workers == 0)
-            reason[told], detail[told, 0] = Reason.RESERVED_FOR, need[reserved.job]
-            detail[told, 1] = max(0.0, reserved.start_s - view.now_s)
-            self._about[told, 0] = view.job[reserved.job]
+            reason[told], detail[told] = Reason.RESERVED_FOR, (need[job], in_s)
+            self._about[told] = _about(view, [job])
+            if not decision.workers[job]:
+                reason[job], detail[job] = Reason.HAS_RESERVATION, (need[job], in_s)
+                self._about[job] = _about(view, [reserved.until] if reserved.until >= 0 else [])
         return msgspec.structs.replace(decision, reason=reason, detail=detail)
+
+    def _left(self) -> float:
+        """GPUs that those who are kept leave."""
+        return (self._view.total_milli - int(self._view.used_milli(self._keep, self._pool).sum())) / GPU
+
+
+def _about_nobody(view: Snapshot) -> IntArray:
+    about = np.full((len(view), _NAMED + 1), -1, np.int64)
+    about[:, _NAMED] = 0
+    return about
+
+
+def _about(view: Snapshot, rows: Sequence[int] | IntArray) -> IntArray:
+    """The jobs of these rows, for a sentence."""
+    named = view.job[rows[:_NAMED]]
+    about = np.full(_NAMED + 1, -1, np.int64)
+    about[: len(named)], about[_NAMED] = named, max(0, len(rows) - _NAMED)
+    return about
 
 
 def _within_capacity(view: Snapshot, keep: IntArray, pool: IntArray, before: BoolArray | None = None) -> IntArray:

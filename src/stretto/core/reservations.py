@@ -1,8 +1,9 @@
 """Nobody starves behind jobs that may not be stopped: whoever is late gets a reservation.
 
 A wide job could wait for ever behind small ones that keep coming, because each of them, once it runs, is pinned. So
-the cycle remembers since when each job was kept from starting by jobs that may not be stopped (`Blocked`). After
-`reserve_after_s` the first of them, by priority and then by that time, has a *reservation*, and is promised a start:
+the cycle remembers since when each job was kept from starting by jobs that may not be stopped (`Blocked`): its policy
+wanted it, or there was no room for it whatever its policy wanted (`crowded_out`). After `reserve_after_s` the first of
+them, by priority and then by that time, has a *reservation*, and is promised a start:
 when enough of the jobs that run and may not be stopped have ended, by what is expected of them. Until then jobs that
 may not be stopped either, once they run, start before it only if they are more urgent, are expected to end before the
 promised start, or fit beside it; after it, only if they are more urgent or have a reservation that comes first. Others
@@ -14,8 +15,8 @@ jobs that say too little of their length would pass one after the other.
 
 The bound: a job with a reservation starts when those jobs have ended, at the latest, that run at its promised start
 and may not be stopped, whatever they said of their length; jobs that are more urgent and reservations before its own
-come on top. It is a bound on what pinned jobs do to others. Whom a policy itself passes over, and would if nobody were
-pinned, it may: `tiresias` serves the running jobs of a queue before the waiting ones, `fit-first` whoever fits.
+come on top. It is a bound on what pinned jobs do to others. Whom a policy passes over though there is room for it, it
+may; then the time begins anew.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ import numpy as np
 from stretto.core.decision import Decision
 from stretto.core.estimate.remaining import expected_steps
 from stretto.core.snapshot import BoolArray, FloatArray, IntArray, Snapshot
-
 
 _WATCHED = 100
 """Jobs without room whose waits are remembered at a time; most of a long queue comes after them anyway."""
@@ -105,15 +105,15 @@ def made(
         if view.workers[j] or (first.rejected is not None and first.rejected[j]):
             continue
         is_late = view.now_s - wait.since_s >= reserve_after_s
-        if (is_late and first.workers[j] > 0) or (wait.is_promised and not view.is_service[j]):
+        is_kept = first.workers[j] > 0 or (crowded[j] and first.nodes is None)
+        if (is_late and is_kept) or (wait.is_promised and not view.is_service[j]):
             late.append((-int(view.priority[j]), wait.since_s, j, wait))
-        elif is_late and crowded[j] and first.nodes is None and has_places(j):
-            late.append((-int(view.priority[j]), wait.since_s, j, wait))
-    if not late:
-        return None
-    (*_, job, wait), *others = sorted(late, key=lambda one: one[:3])
-    overdue = (j for *_, j, other in others if other.promised_s < view.now_s)
-    return _for(view, job, first, wait)._replace(overdue=next(overdue, None))
+    late.sort(key=lambda one: one[:3])
+    for i, (*_, job, wait) in enumerate(late):
+        if wait.is_promised or first.workers[job] or has_places(job):
+            overdue = (j for *_, j, other in late[i + 1 :] if other.promised_s < view.now_s)
+            return _for(view, job, first, wait)._replace(overdue=next(overdue, None))
+    return None
 
 
 def crowded_out(view: Snapshot) -> BoolArray:

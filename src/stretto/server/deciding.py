@@ -28,6 +28,8 @@ class Ground(NamedTuple):
     unit: str = "GPU"
     """What a device is called."""
     jobs: tuple[str, ...] = ()
+    more: int = 0
+    """How many others it is about."""
 
     @property
     def name(self) -> str:
@@ -35,7 +37,7 @@ class Ground(NamedTuple):
 
     @property
     def text(self) -> str:
-        return reasons.explain(self.code, self.first, self.second, self.jobs).replace("GPU", self.unit)
+        return reasons.explain(self.code, self.first, self.second, self.jobs, self.more).replace("GPU", self.unit)
 
 
 class Verdict(NamedTuple):
@@ -69,19 +71,23 @@ def verdicts(view: Snapshot, decided: Decided, seating: Seating, names: Mapping[
     columns = (
         view.job, view.width, decided.pool, decided.reason, *detail, decided.rejected, decided.about, decided.workers,
     )  # fmt: skip
+    wide = dict(zip(view.job.tolist(), view.width.tolist(), strict=True))
+    seated = sum(len(some) * wide[number] for number, some in seats.items())
+    free = (view.total_milli - seated) / GPU
     found: dict[int, Verdict] = {}
     same: dict[tuple[object, ...], Verdict] = {}
     for number, width, pool, code, first, second, gone, about, size in zip(
         *(column.tolist() for column in columns), strict=True
     ):
         if len(seats.get(number, ())) < size:
-            code, first, second = reasons.fragmented(size, len(seats.get(number, ())), size * width / GPU)
-        its, jobs = seats.get(number, ()), tuple([names.get(n, f"job {n}") for n in about if n >= 0])
+            code, first, second = reasons.fragmented(size, len(seats.get(number, ())), free)
+        *named, more = about
+        its, jobs = seats.get(number, ()), tuple([names.get(n, f"job {n}") for n in named if n >= 0])
         # Most of a long queue waits for the same reason.
-        verdict = same.get(key := (its, width > 0, pool, code, first, second, gone, jobs))
+        verdict = same.get(key := (its, width > 0, pool, code, first, second, gone, jobs, more))
         if verdict is None:
             unit = "core" if not width else "slot" if view.pools[max(pool, 0)] == CPU_POOL else "GPU"
-            verdict = same[key] = Verdict(its, pool, Ground(code, first, second, unit, jobs), gone)
+            verdict = same[key] = Verdict(its, pool, Ground(code, first, second, unit, jobs, more), gone)
         found[number] = verdict
     return Verdicts(found, decided.state, decided.wake_s, tuple(view.job[view.pinned].tolist()))
 

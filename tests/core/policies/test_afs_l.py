@@ -133,7 +133,7 @@ def test_workers_that_gain_nothing_are_not_granted() -> None:
     view = view_of(9, [job(max_workers=9, rate=[0, 1, 2, 2, 2]), job(max_workers=2, rate=[0, 1, 1.5])])
     assert POLICY.decide(view, None).workers.tolist() == [2, 2]
     again = view_of(9, [job(max_workers=9, rate=[0, 1, 2, 2], workers=2), job(max_workers=2, rate=[0, 1], workers=1)])
-    assert POLICY.decide(again, None).reason.tolist() == [Reason.AT_MAXIMUM, Reason.AT_MAXIMUM]
+    assert POLICY.decide(again, None).reason.tolist() == [Reason.NO_USE_FOR_MORE] * 2
 
 
 def test_a_plateau_is_crossed_in_one_grant_at_its_gain_per_worker() -> None:

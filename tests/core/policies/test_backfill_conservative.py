@@ -92,7 +92,7 @@ def test_equals_a_plain_search(view: Snapshot) -> None:
     workers, starts = slow(view)
     assert decision.workers.tolist() == workers
     for j in np.flatnonzero(decision.reason == Reason.RESERVED).tolist():
-        assert math.isclose(decision.detail[j, 1], starts[j], abs_tol=1e-3)
+        assert math.isclose(view.now_s + decision.detail[j, 1], starts[j], abs_tol=1e-3)
 
 
 @given(snapshots(elastic=False))
@@ -109,7 +109,7 @@ def test_nobody_starts_later_than_first_promised(trace: Trace) -> None:
     for view, decision in log:
         for j in np.flatnonzero(decision.workers == 0).tolist():
             assert Reason(int(decision.reason[j])) in (Reason.RESERVED, Reason.WOULD_DELAY)
-            promised.setdefault(int(view.job[j]), float(decision.detail[j, 1]))
+            promised.setdefault(int(view.job[j]), view.now_s + float(decision.detail[j, 1]))
     for number, at_s in promised.items():
         assert result.start_s[number] <= at_s + 1e-3
     assert not result.preemptions.any()

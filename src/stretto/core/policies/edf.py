@@ -43,7 +43,7 @@ def edf(view: Snapshot, memory: Memory, options: Options) -> Decision:
     admitted = _admit(view, memory)
     rest = decide(RULE, only(view, admitted))
     workers, reason = np.zeros(len(view), np.int64), np.full(len(view), int(Reason.REJECTED_DEADLINE))
-    detail = np.stack((view.deadline_s, np.zeros(len(view))), axis=1)
+    detail = np.stack((view.deadline_s - view.now_s, np.zeros(len(view))), axis=1)
     workers[admitted], reason[admitted], detail[admitted] = rest.workers, rest.reason, rest.detail
     return Decision.of(view, workers, reason, detail[:, 0], detail[:, 1], memory=view.job[admitted], rejected=~admitted)
 

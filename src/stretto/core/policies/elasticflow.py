@@ -242,10 +242,11 @@ def _explained(
         workers[job.row] = n
         if not n:
             reason[job.row], detail[job.row] = _waiting(
-                job, out.plans.get(job.number), free, bool(view.workers[job.row])
+                job, out.plans.get(job.number), free, bool(view.workers[job.row]), view.now_s
             )
         elif level + 1 == len(job.levels):
-            reason[job.row], detail[job.row] = Reason.AT_MAXIMUM, (n, 0.0)
+            most = n >= view.max_workers[job.row]
+            reason[job.row], detail[job.row] = Reason.AT_MAXIMUM if most else Reason.NO_USE_FOR_MORE, (n, 0.0)
         elif share is None:
             reason[job.row], detail[job.row] = Reason.RUNS, (job.need[level] / GPU, (free + job.need[level]) / GPU)
         elif n > share:
@@ -253,12 +254,12 @@ def _explained(
         else:
             reason[job.row], detail[job.row] = Reason.ADMITTED_SHARE, (job.need[level] / GPU, 0.0)
     for job in turned_away:
-        reason[job.row], detail[job.row] = Reason.REJECTED_DEADLINE, (view.deadline_s[job.row], 0.0)
+        reason[job.row], detail[job.row] = Reason.REJECTED_DEADLINE, (view.deadline_s[job.row] - view.now_s, 0.0)
     return workers, reason, detail
 
 
-def _waiting(job: Job, plan: Plan | None, free: int, ran: bool) -> tuple[Reason, tuple[float, float]]:
+def _waiting(job: Job, plan: Plan | None, free: int, ran: bool, now_s: float) -> tuple[Reason, tuple[float, float]]:
     if plan is None:
         return Reason.PREEMPTED if ran else Reason.NO_ROOM, (job.need[1] / GPU, free / GPU)
     first = next(i for i, n in enumerate(plan.workers) if n)
-    return Reason.RESERVED, (plan.milli[first] / GPU, plan.at_s[first])
+    return Reason.RESERVED, (plan.milli[first] / GPU, plan.at_s[first] - now_s)
