@@ -18,7 +18,14 @@ def test_one_is_not_several(reason: Reason) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "told"),
-    [(0.0, "in about 0 s"), (0.44, "in about 0.4 s"), (12.6, "in about 13 s"), (-1.0, "in about 0 s")],
+    [
+        (0.0, "in about 0 s"),
+        (0.44, "in about 0.4 s"),
+        (12.6, "in about 13 s"),
+        (-1.0, "in about 0 s"),
+        (200.0, "in about 3 min"),
+        (2e5, "in about 56 h"),
+    ],
 )
 def test_times_have_a_unit(seconds: float, told: str) -> None:
     assert explain(Reason.RESERVED, 2.0, seconds) == f"waits with a reservation for 2 GPUs {told}"

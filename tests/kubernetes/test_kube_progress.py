@@ -46,8 +46,9 @@ def test_an_urgent_job_waits_for_one_that_would_lose_its_work() -> None:
             await decided(stage, controller, 100.0)
             assert stage.api.names(PODS, "slow-") == [pod]
             assert stage.api.names(PODS, "urgent-") == []
-            await stage.reaches("urgent", waitingFor="waits-for-pinned")
-            assert f"({NAMESPACE}/slow)" in stage.api.status("urgent")["message"]
+            await stage.reaches("urgent", waitingFor="has-reservation")
+            # It has run for 200 s, and nobody knows how long it is: as long again.
+            assert f"in about 3 min, when {NAMESPACE}/slow ends" in stage.api.status("urgent")["message"]
 
     play(story)
 

@@ -108,7 +108,7 @@ class _Figure(float):
     def __format__(self, spec: str) -> str:
         match spec:
             case "s":
-                return f"{float(self):.{0 if self >= 10 else 1}f} s".replace(".0 s", " s")
+                return _span(float(self))
             case "in":
                 return f"in about {_Figure(max(self, 0.0)):s}" if math.isfinite(self) else "at a time that nobody knows"
             case "is" | "was":
@@ -116,6 +116,14 @@ class _Figure(float):
             case word if word.isalpha() and word != "g":
                 return f"{float(self):g} {word}{'' if float(self) == 1 else 's'}"
         return format(float(self), spec)
+
+
+def _span(seconds: float) -> str:
+    """`0.4 s`, `90 s`, `3 min`, `56 h`."""
+    for unit, length_s in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.{0 if seconds >= 10 else 1}f} s".replace(".0 s", " s")
 
 
 def name(code: int) -> str:

@@ -252,8 +252,10 @@ def _features(hyperparameters: dict[str, float | str], asked: Sequence[int]) -> 
 
 def worker_s(columns: dict[str, Any], at: IntArray) -> FloatArray:
     """Seconds of single workers that some jobs had; of those that hold no devices, as if on their minimum."""
-    held_s = columns["gpu_s"][at] * GPU / np.maximum(columns["width"][at], 1)
-    seconds: FloatArray = np.where(held_s > 0, held_s, columns["ran_s"][at] * columns["min_workers"][at])
+    width = columns["width"][at]
+    held_s = columns["gpu_s"][at] * GPU / np.maximum(width, 1)
+    counts = (width > 0) & (held_s > 0)
+    seconds: FloatArray = np.where(counts, held_s, columns["ran_s"][at] * columns["min_workers"][at])
     return seconds
 
 
