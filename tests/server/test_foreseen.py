@@ -18,6 +18,7 @@ from stretto.core import cycle
 from stretto.core.cycle import CycleState
 from stretto.core.estimate.curve import Window
 from stretto.core.reservations import Wait
+from stretto.core.snapshot import Snapshot
 from stretto.jobs.model import Seat, Worker
 from stretto.server import deciding, view
 from stretto.server.book import Active
@@ -97,6 +98,30 @@ def test_a_reservation_holds_in_what_is_foreseen() -> None:
     told = forecast(seen, policy, state, cycle.LIVE)
     assert told.start_s[1] < 1000
     assert (told.start_s[2:] >= told.end_s[1]).all()
+
+
+def test_who_was_never_seen_to_keep_its_progress_is_held_back_in_what_is_foreseen() -> None:
+    """As in the loop, until it has run: then it gives way to others as one that has joined does."""
+    running, wide = run(active(1, workers=10, expect="1000s")), active(2, workers=16, expect="100s")
+    small = [active(n, elastic={"min": 1, "max": 1}, expect=f"{n * 1000}s") for n in (3, 4)]
+    seen = view.snapshot([running, wide, *small], Cluster(SLOTS), Estimates(), NOW_S, {})
+    state = CycleState(blocked={2: Wait(since_s=NOW_S - 90.0)})
+    policy = plugins.find("srtf", {})
+    told_of: list[list[tuple[int, bool, bool]]] = []
+
+    def noted(shown: Snapshot, *rest: Any) -> Any:
+        assert shown.unproven is not None
+        rows = zip(shown.job.tolist(), (shown.workers > 0).tolist(), shown.unproven.tolist(), strict=True)
+        told_of.append([row for row in rows if row[0] in (3, 4)])
+        return policy.function(shown, *rest)
+
+    assert cycle.decide(seen, policy, state, cycle.LIVE).workers.tolist() == [10, 0, 0, 0]
+    told = forecast(seen, msgspec.structs.replace(policy, function=noted), state, cycle.LIVE)
+    assert told.start_s[1] < 1000
+    assert (told.start_s[2:] >= told.end_s[1]).all()
+    assert all(unproven != runs for rows in told_of for _, runs, unproven in rows)
+    assert told_of[0] == [(3, False, True), (4, False, True)]
+    assert any(runs for rows in told_of for _, runs, _ in rows)
 
 
 def run(job: Active, since_s: float = 500.0) -> Active:

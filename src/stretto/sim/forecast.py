@@ -171,8 +171,16 @@ class _Told:
         return {
             "lost_s": np.zeros(len(view)) if view.lost_s is None else view.lost_s,
             "fragile": None if now.fragile is None else now.fragile[row],
+            "unproven": None if now.unproven is None else now.unproven[row] & self._unseen(view),
             "preemptible": None if now.preemptible is None else now.preemptible[row],
         }
+
+    def _unseen(self, view: Snapshot) -> BoolArray:
+        """Who was not yet seen to keep its progress. Whoever runs here is, but for those that lose work by a stop now:
+        they are taken to stay as they are."""
+        now, row = self._now, view.job
+        unseen: BoolArray = np.isnan(view.started_s) | (view.now_s <= now.now_s)
+        return unseen if now.lost_s is None else unseen | (now.lost_s[row] > 0)
 
     def _exploring(self, view: Snapshot, speed: FloatArray) -> dict[str, Any]:
         now, row = self._now, view.job
