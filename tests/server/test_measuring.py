@@ -290,6 +290,29 @@ def test_the_speed_is_what_the_clock_counts(tmp_path: Path) -> None:
     play(story())
 
 
+def test_what_a_neighbour_takes_as_it_starts_is_no_work_of_the_script(tmp_path: Path) -> None:
+    """Its windows are dropped; if its time were counted by the clock, it would seem to pass beside every step."""
+
+    async def story() -> None:
+        async with played(tmp_path) as p:
+            line = await p.join("w0")
+            generation, done = await line.form(), 0
+            for second in range(60):
+                slow = 20 <= second < 40
+                p.now_s += 1.0
+                p.disturbed_s = p.now_s if slow else p.disturbed_s
+                done += 2 if slow else 10
+                told = window(second + 1, generation, median_s=0.5 if slow else 0.1)
+                await line.beat(generation, told, applied=done, step=done)
+            assert p.rate == pytest.approx(10.0)
+            assert p.estimates.rate(1, "digits", "cpu", 1) == pytest.approx(10.0)
+            alone = Estimates()
+            alone.remember(1, p.estimates.measured(1))
+            assert p.estimates.rate(1, "digits", "cpu", 4) == alone.rate(1, "digits", "cpu", 4)
+
+    play(story())
+
+
 def test_a_worker_that_times_nothing_is_counted_all_the_same(tmp_path: Path) -> None:
     async def story() -> None:
         async with played(tmp_path) as p:

@@ -3,7 +3,8 @@
 Windows of timed steps tell sizes apart; what is left of a job passes at another speed, since evaluations, checkpoints
 and the work between two loops take time as well. So the steps that were counted are set against the time: the slope of
 a line through what was heard of the last minutes. Of a line, because a script that evaluates now and then goes on in
-leaps, and two moments would depend on where in a leap they lie. Starts and resizes are cut out (`cut`).
+leaps, and two moments would depend on where in a leap they lie. Starts, resizes and time beside neighbours that come or
+go are cut out (`cut`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class Throughput:
         if self._spent_s < _LEAST_S or self._steps < _LEAST_STEPS or self._heard < _LEAST_HEARD:
             return 0.0
         return self._product / self._square if self._square > 0 else 0.0
+
+    def since_s(self, steps: int) -> float | None:
+        """When the time began that so many steps would be set against; None: they would not be."""
+        return self._last[0] if self._last is not None and steps > self._last[1] else None
 
     def cut(self) -> None:
         """What passes until the next step counts nowhere."""

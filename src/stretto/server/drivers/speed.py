@@ -7,6 +7,7 @@ there is complete.
 
 Windows compare sizes. How long the rest takes is said by the steps that were counted by the clock since the last
 resize, as soon as there are enough: with evaluations, checkpoints and whatever else the script does beside its steps.
+What neighbours took as they came or went is left out there, too.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Speed:
             self._throughput.cut()
             self._counting = gen.number
         if not newcomers:
-            self._throughput.seen(self._around.clock(), committed)
+            self._count_steps(committed)
         if self._state().names(gen.members[:1]) == (worker,):
             for told in windows:
                 if told.generation == gen.number and told.members == len(gen.members):
@@ -82,6 +83,14 @@ class Speed:
         if found:
             self.launching()
         return found
+
+    def _count_steps(self, committed: int) -> None:
+        """By the clock, but for the time in which neighbours came or went: what they take is nothing that the script
+        does beside its steps."""
+        now_s, since_s = self._around.clock(), self._throughput.since_s(committed)
+        if since_s is not None and self._around.disturbed(self._active.number, since_s, now_s):
+            self._throughput.cut()
+        self._throughput.seen(now_s, committed)
 
     def _count(self) -> None:
         """What was counted by the clock says more of the rest than a window does."""
