@@ -24,10 +24,15 @@ class Shelf:
     def __init__(self) -> None:
         self.data: dict[str, str] | None = None
         self.refuses = False
+        self.busy, self.asked = False, asyncio.Event()
+        """Whether nothing is answered; it was asked then."""
         self.writes = 0
 
     async def script(self, asked: Asked, reply: Reply) -> None:
-        if self.refuses:
+        if self.busy:
+            self.asked.set()
+            await asyncio.Event().wait()
+        elif self.refuses:
             reply.json(refusal(403, "Forbidden", "no"), 403)
         elif asked.method == "POST":
             assert asked.path == PATH
@@ -140,6 +145,27 @@ def test_a_refusal_costs_nothing_but_what_was_learned() -> None:
             shelf.refuses = False
             await one.close()
             assert await one.load() == {"a": b"1"}
+
+    story(play)
+
+
+def test_a_controller_that_ends_while_it_writes_writes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows whether the write that was cut short had arrived."""
+    monkeypatch.setattr(learned, "_SPACING_S", 0.0)
+
+    async def play(shelf: Shelf) -> None:
+        async with shelf.opened() as one:
+            shelf.busy = True
+            running = asyncio.create_task(one.run())
+            one.put_memory({"state": 1})
+            await shelf.asked.wait()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            shelf.busy = False
+            await one.close()
+        async with shelf.opened() as another:
+            await another.load()
+            assert another.memory == {"state": 1}
 
     story(play)
 

@@ -110,8 +110,15 @@ class Learned:
             await self._patch(changes)
         except StrettoError as error:
             _log.warning("what was learned of jobs could not be written: %s", error.message)
-            self._changes = changes | self._changes
-            self._woken.set()
+            self._take_back(changes)
+        except asyncio.CancelledError:
+            # Nobody knows whether it was; the last write is still to come.
+            self._take_back(changes)
+            raise
+
+    def _take_back(self, changes: dict[str, str | None]) -> None:
+        self._changes = changes | self._changes
+        self._woken.set()
 
     async def _patch(self, changes: dict[str, str | None]) -> None:
         try:

@@ -109,8 +109,10 @@ class Loop:
         """Launches that were sent a signal."""
         self.state = CycleState()
         """What the cycle and the policy remember."""
-        self.remembered: Callable[[], None] = lambda: None
-        """Called after every decision, and when progress is written down."""
+        self.remembered: Callable[[], float] = lambda: math.inf
+        """Called after every decision, when progress is written down, and when it last asked to be."""
+        self._keep_s = math.inf
+        """When what has changed since is written down, though nothing happens any more."""
         self.pinned: tuple[int, ...] = ()
         """Numbers of the jobs that would have lost their work by a stop when it was last decided."""
         self._agenda = Agenda()
@@ -162,6 +164,7 @@ class Loop:
         now_s = self.clock()
         self._kill_overdue(now_s)
         self._end_overdue(now_s)
+        self._keep_overdue(now_s)
         decided = now_s >= self._ask_s() and await self._decide(now_s)
         began_s = time.monotonic()
         self._act()
@@ -217,12 +220,12 @@ class Loop:
                 await self._woken.wait()
 
     def _next_due_s(self) -> float:
-        times = list(self._deadlines.values())
+        times = [self._keep_s, *self._deadlines.values()]
         for active in self.book.lively.values():
             times.append(self._limit_s(active))
             if active.job.workers and active.job.not_before_s > self.clock():
                 times.append(active.job.not_before_s)
-        return min(times, default=math.inf)
+        return min(times)
 
     # Deciding.
 
@@ -276,7 +279,7 @@ class Loop:
                 active.ground = verdict.ground
         for number in answer.stranded:
             self._drop_move(number)
-        self.remembered()
+        self._keep_by(self.remembered())
 
     def _drop_move(self, number: int) -> None:
         """It could not be moved as it was asked to. Later it would lose more than whoever asked has agreed to."""
@@ -588,10 +591,9 @@ class Loop:
             self._finish(active, End("cancelled", active.job.message))
 
     def _finish(self, active: Active, end: End) -> None:
-        progress = active.progress
         events: list[e.Event] = []
-        if progress.steps != active.job.steps or progress.total != active.job.total_steps:
-            events.append(progress.event())
+        if _has_progressed(active):
+            events.append(active.progress.event())
         events.append(e.Ended(phase=end.phase, message=end.message, exit_code=end.exit_code))
         active.target = ()
         self.book.record(active.number, *events)
@@ -641,16 +643,35 @@ class Loop:
 
     def _progressed(self, number: int) -> None:
         active = self.book.active(number)
-        if active is not None and self.clock() - active.progress.recorded_s >= _RECORD_PROGRESS_S:
+        if active is None:
+            return
+        if self.clock() - active.progress.recorded_s >= _RECORD_PROGRESS_S:
             self._record_progress(active)
+        else:
+            self._keep_by(self.clock() + _RECORD_PROGRESS_S)
 
     def _record_progress(self, active: Active) -> None:
         progress = active.progress
         progress.recorded_s = self.clock()
         self.book.record(active.number, progress.event())
-        self.remembered()
+        self._keep_by(self.remembered())
 
     # Deadlines.
+
+    def _keep_by(self, due_s: float) -> None:
+        """Something has changed that is written down now and then: nothing more need happen for it to be."""
+        if due_s < self._keep_s:
+            self._keep_s = due_s
+            self._woken.set()
+
+    def _keep_overdue(self, now_s: float) -> None:
+        if now_s < self._keep_s:
+            return
+        self._keep_s = math.inf
+        for active in list(self.book.lively.values()):
+            if _has_progressed(active):
+                self._progressed(active.number)
+        self._keep_by(self.remembered())
 
     def _kill_overdue(self, now_s: float) -> None:
         for launch, due_s in list(self._deadlines.items()):
@@ -684,6 +705,12 @@ class Loop:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _has_progressed(active: Active) -> bool:
+    """Since that was last written down."""
+    progress, job = active.progress, active.job
+    return progress.steps != job.steps or progress.total != job.total_steps
 
 
 def _mistake(error: Exception) -> StrettoError:

@@ -1,9 +1,11 @@
 """What outlives the control plane without being an event: what the cycle and the policy remember, and what was measured
-of jobs that have not ended. It is kept now and then, and at the end."""
+of jobs that have not ended. It is kept now and then, and at the end. Whoever comes too soon is told when to come again,
+so that the last change before a quiet hour is kept as well."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
@@ -27,16 +29,19 @@ class MemoryKeeper:
 
     def __init__(self, put: Callable[[dict[str, Any]], object], clock: Callable[[], float]) -> None:
         self._put, self._clock = put, clock
-        self._kept_s = clock()
+        self._due_s = clock() + _EVERY_S
+        self._kept: CycleState | None = None
 
-    def keep(self, policy: Policy, state: CycleState, *, at_once: bool = False) -> None:
-        if not at_once and self._clock() - self._kept_s < _EVERY_S:
-            return
-        self._kept_s = self._clock()
+    def keep(self, policy: Policy, state: CycleState, *, at_once: bool = False) -> float:
+        """When this should be called again, whatever happens until then; inf: all of it is kept."""
+        if not at_once and self._clock() < self._due_s:
+            return math.inf if state is self._kept else self._due_s
+        self._due_s, self._kept = self._clock() + _EVERY_S, state
         try:
             self._put({"policy": _key(policy), "state": codec.plain(state)})
         except CodecError as error:
             _log.warning("what policy %s remembers will not outlive a restart: %s", policy.name, error)
+        return math.inf
 
     def recalled(self, kept: Mapping[str, Any] | None, policy: Policy) -> CycleState:
         """What was kept, if it is this policy's; nothing otherwise."""
@@ -58,17 +63,19 @@ class SpeedKeeper:
         self, put: Callable[[dict[str, Any]], object], estimates: Estimates, clock: Callable[[], float]
     ) -> None:
         self._put, self._estimates, self._clock = put, estimates, clock
-        self._kept_s = clock()
+        self._due_s = clock() + _EVERY_S
         self._kept: dict[int, dict[str, Curve]] = {}
 
-    def keep(self, *, at_once: bool = False) -> None:
-        if not at_once and self._clock() - self._kept_s < _EVERY_S:
-            return
-        self._kept_s = self._clock()
+    def keep(self, *, at_once: bool = False) -> float:
+        """When this should be called again, whatever happens until then; inf: all of it is kept."""
+        if not at_once and self._clock() < self._due_s:
+            return self._due_s
+        self._due_s = self._clock() + _EVERY_S
         measured = self._estimates.all_measured()
         if measured != self._kept:
             self._kept = measured
             self._put({str(number): msgspec.to_builtins(curves) for number, curves in measured.items()})
+        return math.inf
 
     def recall(self, kept: Any, jobs: Container[int]) -> None:
         """Of these jobs; the others have ended."""

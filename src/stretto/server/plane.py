@@ -225,10 +225,10 @@ class Plane:
         await self.book.close()
         self.dismiss()
 
-    def _keep_memories(self, *, at_once: bool = False) -> None:
-        """What the next server has to know beyond what has happened."""
-        self._memory.keep(self.loop.rules.policy, self.loop.state, at_once=at_once)
-        self._speeds.keep(at_once=at_once)
+    def _keep_memories(self, *, at_once: bool = False) -> float:
+        """What the next server has to know beyond what has happened; when to look again whether it does."""
+        again_s = self._memory.keep(self.loop.rules.policy, self.loop.state, at_once=at_once)
+        return min(again_s, self._speeds.keep(at_once=at_once))
 
     def dismiss(self) -> None:
         """Tell all who watch that nothing more will come."""
