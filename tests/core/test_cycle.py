@@ -163,6 +163,18 @@ def test_a_reservation_takes_no_minimum_from_such_a_job() -> None:
     assert decide(view_of(4, jobs, now_s=100.0), "srtf", state).workers.tolist() == [2, 0, 2]
 
 
+@pytest.mark.parametrize(("policy", "options"), [("edf", {"admission": True}), ("elasticflow", {})])
+def test_pinned_jobs_do_not_make_a_policy_reject_whom_it_admits(policy: str, options: dict[str, Any]) -> None:
+    """They end in time, but the second question cannot say so."""
+    late = fragile(size=2, workers=2, remaining=10.0, ran_s=50.0, deadline_s=1e5)
+    never = fragile(size=1, remaining=1e3, deadline_s=100.0)
+    view = view_of(2, [late, fragile(size=1, remaining=10.0, deadline_s=100.0), never])
+    outcome = cycle.decide(view, load(policy, options), CycleState(), Settings())
+    assert outcome.workers.tolist() == [2, 0, 0]
+    assert outcome.rejected.tolist() == [False, False, True]
+    assert outcome.reason[1:].tolist() == [Reason.WAITS_FOR_PINNED, Reason.REJECTED_DEADLINE]
+
+
 # Work is lost to urgent jobs only where that serves them.
 
 

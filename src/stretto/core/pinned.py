@@ -4,7 +4,7 @@ A job is *pinned* while a stop would lose more work than two starts cost (`Snaps
 
 1. It is asked about everybody. If it leaves the pinned jobs as they are, its answer holds.
 2. Otherwise it is asked once more, about the others and the room that the pinned jobs leave; what it remembers of the
-   first answer is kept. So nobody is stopped, moved or resized for an equal.
+   first answer is kept, and so is whom it rejected. So nobody is stopped, moved or resized for an equal.
 3. Somebody of strictly higher priority who is left out by that may stop pinned jobs that are preemptible: see
    `preempting`.
 4. A job that keeps its progress and yet is not preemptible is never stopped, in neither answer: it keeps its minimum.
@@ -29,7 +29,7 @@ from stretto.core.policy import Policy
 from stretto.core.preempting import Situation
 from stretto.core.reasons import Reason
 from stretto.core.reservations import Blocked, Held, Reservation, guarded
-from stretto.core.snapshot import GPU, BoolArray, IntArray, Nodes, Snapshot
+from stretto.core.snapshot import GPU, BoolArray, FloatArray, IntArray, Nodes, Snapshot
 
 _NAMED = 3
 """Jobs that a sentence names at most; the next column says how many more there are."""
@@ -151,6 +151,9 @@ class _Question:
         view, first = self._view, self._first
         stay = keep > 0
         out = stay | self._held.now | victims
+        rejected = None if first.rejected is None else first.rejected & ~stay
+        if rejected is not None:
+            out |= rejected
         workers, pool = keep.copy(), np.where(stay, self._pool, 0)
         room = msgspec.structs.replace(view, nodes=_nodes_beside(view, stay), max_workers=self._most())
         rest = services.only(room, ~out, view.capacity - view.used_milli(workers, pool))
@@ -162,10 +165,8 @@ class _Question:
         reason[starts], detail[starts] = Reason.RUNS, ((keep * view.width + view.fixed_milli)[starts] / GPU)[:, None]
         workers[~out], pool[~out] = part.workers, part.pool
         reason[~out], detail[~out] = part.reason, part.detail
-        rejected = None
         if part.rejected is not None:
-            rejected = np.zeros(len(view), np.bool_)
-            rejected[~out] = part.rejected
+            self._say_that_it_waits(np.flatnonzero(~out)[part.rejected], reason, detail)
         nodes = None
         if part.nodes is not None:
             nodes = np.where(stay[:, None], view.placed, 0)
@@ -174,6 +175,15 @@ class _Question:
             workers=workers, pool=pool, reason=reason, detail=detail, memory=first.memory,
             wake_s=min(first.wake_s, part.wake_s), rejected=rejected, nodes=nodes,
         )  # fmt: skip
+
+    def _say_that_it_waits(self, rows: IntArray, reason: IntArray, detail: FloatArray) -> None:
+        """Whom the policy turns away beside pinned jobs, as if these held their room for ever, it took when it was asked
+        about everybody: nobody is rejected for that."""
+        view, first = self._view, self._first
+        reason[rows], detail[rows] = first.reason[rows], first.detail[rows]
+        wanted = rows[first.workers[rows] > 0]
+        need = (view.min_workers * view.width + view.fixed_milli)[wanted] / GPU
+        reason[wanted], detail[wanted, 0], detail[wanted, 1] = Reason.NO_ROOM, need, self._left()
 
     def _with_room(self, stopped: BoolArray, keep: IntArray) -> BoolArray:
         """Those of them for whose minimum there is room beside the others that are kept: not where nodes were lost."""
