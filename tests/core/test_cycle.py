@@ -301,7 +301,7 @@ def test_a_promised_start_is_never_put_off_and_nobody_passes_after_it() -> None:
     """The last one would end before what is expected of the running jobs now, which have outlived what they said."""
     view = _late_and_small(5.0)
     state = decide(view, "edf", CycleState(blocked={0: Wait(10.0)})).state
-    assert state.blocked == {0: Wait(10.0, promised_s=120.0)}
+    assert state.blocked == {0: Wait(10.0, promised_s=120.0, pool="gpu")}
     lying = msgspec.structs.replace(view, now_s=110.0, remaining=np.array([100.0, 500.0, 500.0, 5.0]))
     outcome = decide(lying, "edf", state)
     assert outcome.workers.tolist() == [0, 1, 1, 1], "it ends before the promised start"
@@ -404,6 +404,47 @@ def test_nobody_waits_for_a_job_that_has_no_places_or_no_room_beside_services() 
     jobs = [service, fragile(size=2, remaining=1e6), small(remaining=30.0)]
     beside = decide(view_of(2, jobs, now_s=160.0), "srtf", CycleState(blocked={1: Wait(10.0, wished=False)}))
     assert beside.workers.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("policy", ["fit-first", "srtf", "stretto", "tiresias"])
+def test_a_promise_ends_with_the_last_place_of_its_job(policy: str) -> None:
+    """Nodes were lost, or the only one that could hold it is closed: the others start, and it counts on."""
+    jobs = [fragile(size=8, remaining=1e3), *(small(remaining=5.0) for _ in range(3))]
+    promised = CycleState(blocked={0: Wait(10.0, promised_s=90.0, pool="gpu")})
+    counted = decide(view_of(4, jobs, now_s=100.0), policy, promised)
+    quad = [fragile(size=1, width=4 * GPU, remaining=1e3), small(workers=1, remaining=50.0, ran_s=50.0)]
+    view = with_nodes([4, 2, 2], [*quad, *jobs[1:]], [[0, 0, 0], [0, 1, 0], *([0, 0, 0] for _ in jobs[1:])])
+    reach = np.repeat([[False, True, True]], len(view), axis=0)
+    closed = msgspec.structs.replace(view, now_s=100.0, reach=reach)
+    placed = decide(closed, policy, promised, placement="fewest-moves")
+    for outcome, running in ((counted, 3), (placed, 4)):
+        assert msgspec.structs.replace(outcome.state.blocked[0], no_place=False) == Wait(10.0)
+        assert outcome.workers.sum() == running
+
+
+def test_a_promise_holds_in_its_pool_wherever_that_stands_by_now() -> None:
+    """The first of three pools is gone; the job makes progress in what is the first now."""
+    jobs = [fragile(size=2, remaining=1e3), small(remaining=5.0), small(remaining=5.0)]
+    view = in_pools(view_of(1, jobs, now_s=100.0), [0, 1, 1], [2, 2])
+    for pool in ("a", "b", "gone", 1):
+        outcome = decide(view, "sia", CycleState(blocked={0: Wait(10.0, promised_s=90.0, pool=pool)}))
+        assert outcome.pool[0] == 0
+    full = [jobs[0], *(small(workers=1, remaining=500.0, ran_s=50.0) for _ in range(2)), jobs[1]]
+    view = in_pools(view_of(1, full, now_s=100.0), [0, 0, 0, 1], [2, 2])
+    for promised in ("b", 1):
+        outcome = decide(view, "srtf", CycleState(blocked={0: Wait(10.0, promised_s=90.0, pool=promised)}))
+        assert outcome.workers[0] == 0, "not where it makes no progress"
+        assert outcome.state.blocked[0] == Wait(10.0, promised_s=90.0, pool="a")
+
+
+def test_nobody_waits_for_a_job_whose_pool_is_gone() -> None:
+    view = view_of(2, [fragile(size=2, remaining=1e3), small(remaining=5.0)], now_s=100.0)
+    rates = view.rates.copy()
+    rates[0, 0] = 0.0
+    left = msgspec.structs.replace(view, pools=("b",), rates=rates)
+    outcome = decide(left, "srtf", CycleState(blocked={0: Wait(10.0, promised_s=90.0, pool="a")}))
+    assert outcome.workers[1] == 1
+    assert not outcome.state.blocked[0].is_promised
 
 
 def test_what_is_too_large_beside_pinned_jobs_may_run_when_they_end() -> None:

@@ -16,7 +16,7 @@ Whoever the policy wanted to start and who is kept from it by pinned jobs is tol
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache
 from typing import NamedTuple
 
 import msgspec
@@ -65,12 +65,16 @@ def ask(policy: Policy, view: Snapshot, places: Snapshot, memory: Memory, waitin
     if view.lost_s is None:
         return Answer(first, nobody, about, wanted, blocked)
     pinned = view.pinned | _settling(view, blocked)
-    crowded = reservations.crowded_out(view)
+    crowded, room = reservations.crowded_out(view), reservations.room_beside_services(view)
+
+    @cache
+    def pools_of(job: int) -> list[int]:
+        return [pool for pool in np.flatnonzero(room[:, job]).tolist() if preempting.has_places(places, job, pool)]
 
     def reservation(blocked: Blocked) -> Reservation | None:
-        alone = partial(preempting.has_places, places)
-        return reservations.made(view, first, blocked, waiting.reserve_after_s, crowded, alone)
+        return reservations.made(view, first, blocked, waiting.reserve_after_s, crowded, pools_of)
 
+    blocked = reservations.without_lost(view, blocked, pools_of)
     reserved = reservation(blocked)
     following = None
     if reserved is not None:

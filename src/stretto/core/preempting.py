@@ -112,13 +112,13 @@ def placed_beside(places: Snapshot, workers: IntArray, pool: IntArray, job: int)
     return row
 
 
-def has_places(places: Snapshot, job: int) -> bool:
-    """Whether the nodes of some pool have places for its minimum if it is alone; True where they are not told apart."""
+def has_places(places: Snapshot, job: int, pool: int) -> bool:
+    """Whether the nodes of a pool have places for its minimum if it is alone; True where they are not told apart."""
     alone = services.only(places, np.arange(len(places)) == job)
     alone = msgspec.structs.replace(alone, workers=alone.workers * 0, placed=alone.placed * 0)
     least = alone.min_workers
-    found = (placed_beside(alone, least, least * 0 + pool, 0) for pool in range(len(places.pools)))
-    return any(row is None or int(row.sum()) >= least[0] for row in found)
+    row = placed_beside(alone, least, least * 0 + pool, 0)
+    return row is None or int(row.sum()) >= least[0]
 
 
 def is_served(view: Snapshot, urgent: int, tried: Decision, before: Decision, stopped: BoolArray) -> bool:

@@ -15,14 +15,15 @@ jobs that say too little of their length would pass one after the other.
 
 The bound: a job with a reservation starts when those jobs have ended, at the latest, that run at its promised start
 and may not be stopped, whatever they said of their length; jobs that are more urgent and reservations before its own
-come on top. It is a bound on what pinned jobs do to others. Whom a policy passes over though there is room for it, it
+come on top. A promise ends with the last place that its job could have, and nobody waits for a job that has none: it
+still counts since when it waits. It is a bound on what pinned jobs do to others. Whom a policy passes over though there is room for it, it
 may; then the time begins anew.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -45,10 +46,11 @@ class Wait(msgspec.Struct, frozen=True):
     """There was room enough for it last time, but in pieces."""
     promised_s: float = math.inf
     """The start that its reservation promises; inf: it has had none yet."""
-    pool: int = 0
-    """Where that is."""
+    pool: str | int = 0
+    """Where that is: the pool's name, as its place in `Snapshot.pools` changes with the nodes that are up. A number says
+    nothing: it is there before a promise, and in states of earlier versions."""
     wished: bool = True
-    """Its policy would have started it. Otherwise it is only watched while there is no room for it at all."""
+    """Its policy would have started it, or it was promised a start that was lost with its place. Otherwise it is only watched while there is no room for it at all."""
 
     @property
     def is_promised(self) -> bool:
@@ -95,11 +97,11 @@ def made(
     blocked: Blocked,
     reserve_after_s: float,
     crowded: BoolArray,
-    has_places: Callable[[int], bool],
+    pools_of: Callable[[int], Sequence[int]],
 ) -> Reservation | None:
     """The reservation that holds now: of a job that was promised one, or has waited long enough and is wanted by its
-    policy or still finds no room at all. `first`: what the policy would do if nobody were pinned; `has_places`: whether
-    a job could run if it were alone."""
+    policy or still finds no room at all. `first`: what the policy would do if nobody were pinned; `pools_of`: where
+    a job could run if it were alone. Nobody waits for a job that could not."""
     late = []
     for j, wait in _rows(view, blocked):
         if view.workers[j] or (first.rejected is not None and first.rejected[j]):
@@ -110,9 +112,9 @@ def made(
             late.append((-int(view.priority[j]), wait.since_s, j, wait))
     late.sort(key=lambda one: one[:3])
     for i, (*_, job, wait) in enumerate(late):
-        if wait.is_promised or first.workers[job] or has_places(job):
-            overdue = (j for *_, j, other in late[i + 1 :] if other.promised_s < view.now_s)
-            return _for(view, job, first, wait)._replace(overdue=next(overdue, None))
+        if pools := pools_of(job):
+            overdue = (j for *_, j, other in late[i + 1 :] if other.promised_s < view.now_s and pools_of(j))
+            return _for(view, job, first, wait, pools)._replace(overdue=next(overdue, None))
     return None
 
 
@@ -123,16 +125,33 @@ def crowded_out(view: Snapshot) -> BoolArray:
     if view.lost_s is None or not waits.any():
         return np.zeros(len(view), np.bool_)
     serves = (view.workers > 0) & view.is_service
-    need = view.min_workers * view.width + view.fixed_milli
     kept = np.where(stays(view) | serves, _held_workers(view), 0)
-    beside = view.capacity - view.used_milli(kept, np.maximum(view.pool, 0))
-    empty = view.capacity - view.used_milli(np.where(serves, view.workers, 0), np.maximum(view.pool, 0))
-    fits, could = np.zeros(len(view), np.bool_), np.zeros(len(view), np.bool_)
-    for pool in range(len(view.pools)):
-        here = _runs_in(view, pool)
-        fits |= here & (need <= beside[pool])
-        could |= here & (need <= empty[pool])
-    return waits & could & ~fits
+    crowded: BoolArray = waits & room_beside_services(view).any(axis=0) & ~_room_beside(view, kept).any(axis=0)
+    return crowded
+
+
+def room_beside_services(view: Snapshot) -> BoolArray:
+    """[pool, job] where there would be room for its minimum if nobody else ran."""
+    return _room_beside(view, np.where(view.is_service, view.workers, 0))
+
+
+def _room_beside(view: Snapshot, workers: IntArray) -> BoolArray:
+    """[pool, job] where a job can run and has room for its minimum beside these workers of those that run."""
+    need = view.min_workers * view.width + view.fixed_milli
+    free = view.capacity - view.used_milli(workers, np.maximum(view.pool, 0))
+    found = [_runs_in(view, pool) & (need <= free[pool]) for pool in range(len(view.pools))]
+    return np.array(found, np.bool_).reshape(len(view.pools), len(view))
+
+
+def without_lost(view: Snapshot, blocked: Blocked, pools_of: Callable[[int], Sequence[int]]) -> Blocked:
+    """They, without promises to jobs that could not run any more if they were alone, because nodes were lost or are
+    closed to them. Since when they wait is kept, for when there is a place again."""
+    lost = {
+        int(view.job[j]): msgspec.structs.replace(wait, promised_s=math.inf, pool=0, wished=True)
+        for j, wait in _rows(view, blocked)
+        if wait.is_promised and not view.workers[j] and not pools_of(j)
+    }
+    return {**blocked, **lost} if lost else blocked
 
 
 def stays(view: Snapshot) -> BoolArray:
@@ -144,7 +163,7 @@ def stays(view: Snapshot) -> BoolArray:
 def with_promise(view: Snapshot, blocked: Blocked, reserved: Reservation) -> Blocked:
     """They, and what this reservation promises."""
     number = int(view.job[reserved.job])
-    wait = msgspec.structs.replace(blocked[number], promised_s=reserved.start_s, pool=reserved.pool)
+    wait = msgspec.structs.replace(blocked[number], promised_s=reserved.start_s, pool=view.pools[reserved.pool])
     return {**blocked, number: wait}
 
 
@@ -234,15 +253,13 @@ def _rows(view: Snapshot, blocked: Blocked) -> Iterator[tuple[int, Wait]]:
             yield j, blocked[int(view.job[j])]
 
 
-def _for(view: Snapshot, job: int, first: Decision, wait: Wait) -> Reservation:
-    """In the pool that was promised or that its policy chose; otherwise where it is soonest."""
-    if wait.is_promised and wait.pool < len(view.pools):
-        return _in(view, job, first, wait, wait.pool)
-    if first.workers[job]:
-        return _in(view, job, first, wait, int(first.pool[job]))
-    need = int(view.min_workers[job] * view.width[job] + view.fixed_milli[job])
-    pools = [pool for pool in range(len(view.pools)) if _runs_in(view, pool)[job] and need <= view.capacity[pool]]
-    return min((_in(view, job, first, wait, pool) for pool in pools or [0]), key=lambda one: one.start_s)
+def _for(view: Snapshot, job: int, first: Decision, wait: Wait, pools: Sequence[int]) -> Reservation:
+    """Of the pools that have places for it the one that was promised, or that its policy chose; otherwise where it is
+    soonest."""
+    chosen = [pool for pool in pools if wait.is_promised and view.pools[pool] == wait.pool]
+    if not chosen and first.workers[job]:
+        chosen = [pool for pool in pools if pool == first.pool[job]]
+    return min((_in(view, job, first, wait, pool) for pool in chosen or pools), key=lambda one: one.start_s)
 
 
 def _in(view: Snapshot, job: int, first: Decision, wait: Wait, pool: int) -> Reservation:
@@ -280,9 +297,7 @@ def _held_workers(view: Snapshot) -> IntArray:
 
 def _runs_in(view: Snapshot, pool: int) -> BoolArray:
     """Who can run in a pool at all."""
-    if len(view.pools) == 1:
-        return np.ones(len(view), np.bool_)
-    runs: BoolArray = view.rates[pool, view.curve].max(axis=1) > 0
+    runs: BoolArray = (view.rates[pool].max(axis=1) > 0)[view.curve]
     return runs
 
 
