@@ -10,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trickle import POLL_S, Program, Trickle
 
-from stretto.core.cycle import Settings
+from strategies import fragile, view_of
+from stretto.core import cycle
+from stretto.core.cycle import CycleState, Settings
+from stretto.core.policy import load
+from stretto.core.reasons import Reason
 from stretto.core.reservations import Wait
+from stretto.core.snapshot import Snapshot
 
 HAIR_S = 1e-6
 POLICIES = {
@@ -151,3 +156,23 @@ def test_reservations_are_used() -> None:
         world.run(some[-1].arrives_s)
         used += world.reserved
     assert used >= 20
+
+
+def test_a_long_queue_behind_a_reservation_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of all jobs are not computed for each of those that it holds back."""
+    computed: list[int] = []
+    need = Snapshot.need.fget
+    assert need is not None
+    monkeypatch.setattr(Snapshot, "need", property(lambda view: computed.append(len(view)) or need(view)))
+
+    def looks(queued: int) -> int:
+        computed.clear()
+        running = [fragile(size=1, workers=1, remaining=1e4, ran_s=50.0) for _ in range(4)]
+        jobs = [fragile(size=4, remaining=1e5), *running, *(fragile(size=1, remaining=1e5) for _ in range(queued))]
+        outcome = cycle.decide(
+            view_of(4, jobs, now_s=100.0), load("fifo", {}), CycleState(blocked={0: Wait(10.0)}), Settings()
+        )
+        assert (outcome.reason == Reason.RESERVED_FOR).sum() == queued
+        return len(computed)
+
+    assert looks(80) == looks(8)

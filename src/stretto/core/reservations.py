@@ -29,6 +29,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
+from stretto.core import services
 from stretto.core.decision import Decision
 from stretto.core.estimate.remaining import expected_steps
 from stretto.core.snapshot import BoolArray, FloatArray, IntArray, Snapshot
@@ -270,7 +271,7 @@ def _in(view: Snapshot, job: int, first: Decision, wait: Wait, pool: int) -> Res
     stay = stays(view) & (view.pool == pool)
     holds = _held_workers(view) * view.width + view.fixed_milli
     free = int(view.capacity[pool]) - int(holds[stay].sum())
-    left_s = _left_s(view, view.workers)
+    left_s = _left_s(view, view.workers, stay)
     ending = sorted(np.flatnonzero(stay).tolist(), key=lambda j: (float(left_s[j]), j))
     if wait.no_place:
         until = ending[0] if ending else -1
@@ -311,24 +312,23 @@ def _elsewhere(view: Snapshot, first: Decision, pool: int) -> BoolArray:
 
 def _let_pass(view: Snapshot, reserved: Reservation, held: BoolArray, starts: int | None) -> None:
     """Those who are expected to end before the reservation, or fit beside it, are not held back."""
-    beside = reserved.beside_milli
-    ends_s = view.now_s + view.start_s + _left_s(view, view.asked)
-    order: list[int] = np.flatnonzero(held).tolist()
-    if starts is not None and held[starts]:
-        order = [starts, *(j for j in order if j != starts)]
-    for j in order:
-        need = int(view.need[j])
-        if np.isfinite(view.remaining[j]) and ends_s[j] <= reserved.start_s:
-            held[j] = False
-        elif need <= beside:
-            held[j], beside = False, beside - need
+    known = held & np.isfinite(view.remaining)
+    held[known] = (view.now_s + view.start_s + _left_s(view, view.asked, known))[known] > reserved.start_s
+    beside, need = reserved.beside_milli, view.need
+    small = np.flatnonzero(held & (need <= beside))
+    for j in sorted(small.tolist(), key=lambda j: j != starts):
+        if need[j] <= beside:
+            held[j], beside = False, beside - int(need[j])
 
 
-def _left_s(view: Snapshot, workers: IntArray) -> FloatArray:
-    """Seconds to the end on that many workers, as expected."""
-    speed = view.rate(workers) if len(view.pools) == 1 else _own_rate(view, workers)
-    left: FloatArray = np.divide(expected_steps(view), speed, out=np.full(len(view), np.inf), where=speed > 0)
-    return left
+def _left_s(view: Snapshot, workers: IntArray, some: BoolArray) -> FloatArray:
+    """Seconds to the end of some jobs on that many workers, as expected; inf of all others, as most of a long queue is
+    of no concern."""
+    few = services.only(view, some)
+    speed = few.rate(workers[some]) if len(view.pools) == 1 else _own_rate(few, workers[some])
+    left_s = np.full(len(view), np.inf)
+    left_s[some] = np.divide(expected_steps(few), speed, out=np.full(len(few), np.inf), where=speed > 0)
+    return left_s
 
 
 def _own_rate(view: Snapshot, workers: IntArray) -> FloatArray:
