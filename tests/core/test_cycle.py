@@ -331,11 +331,27 @@ def test_a_promise_holds_though_the_policy_prefers_others_by_now() -> None:
     outcome = decide(view, "srtf", promised)
     assert outcome.workers.tolist() == [2, 0, 0]
     assert outcome.reason[0] == Reason.RUNS
-    jobs[0] = fragile(size=2, workers=2, remaining=99.0, ran_s=1.0, start_s=1.0)
+    jobs[0] = fragile(size=2, workers=2, remaining=99.0, ran_s=1.0, start_s=1.0, changed_s=100.0)
     again = decide(view_of(2, jobs, now_s=101.0), "srtf", outcome.state)
     assert again.workers.tolist() == [2, 0, 0], "it is not stopped before it has work to lose"
     jobs[0] = fragile(size=2, workers=2, remaining=97.0, ran_s=3.0, start_s=1.0)
     assert decide(view_of(2, jobs, now_s=103.0), "srtf", again.state).state.blocked.keys() == {1, 2}
+
+
+def test_who_was_started_by_a_reservation_may_be_stopped_and_resized_later_like_others() -> None:
+    """One saves so often that it never has much to lose; the other is left its minimum, whatever happens."""
+    begun = CycleState(blocked={0: Wait(10.0, promised_s=90.0, pool="gpu")})
+    others = [small(remaining=1.0), small(remaining=1.0)]
+    saves = fragile(size=2, workers=2, remaining=1e5, start_s=5.0, lost_s=4.0, changed_s=100.0)
+    for now_s, workers in ((101.0, [2, 0, 0]), (171.0, [0, 1, 1])):
+        outcome = decide(view_of(2, [saves, *others], now_s=now_s), "srtf", begun)
+        assert outcome.workers.tolist() == workers
+    assert 0 not in outcome.state.blocked
+    elastic = job(min_workers=1, max_workers=4, workers=4, remaining=1e4, changed_s=100.0, **ELASTIC)
+    short = job(size=1, remaining=1.0, **ELASTIC)
+    outcome = decide(view_of(4, [elastic, short], now_s=101.0), "elastic-srtf", begun)
+    assert outcome.workers.tolist() == [3, 1]
+    assert 0 not in outcome.state.blocked
 
 
 def test_a_reservation_is_a_matter_of_its_pool() -> None:

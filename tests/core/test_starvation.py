@@ -176,3 +176,12 @@ def test_a_long_queue_behind_a_reservation_is_looked_at_once(monkeypatch: pytest
         return len(computed)
 
     assert looks(80) == looks(8)
+
+
+def test_a_wide_job_is_watched_however_many_its_policy_prefers() -> None:
+    running = [fragile(size=1, workers=1, remaining=1e4, ran_s=50.0) for _ in range(150)]
+    wide, short = fragile(size=150, remaining=1e6), [fragile(size=1, remaining=1.0) for _ in range(150)]
+    view = view_of(150, [*running, wide, *short], now_s=100.0)
+    blocked = cycle.decide(view, load("srtf", {}), CycleState(), Settings()).state.blocked
+    assert len(blocked) == 151
+    assert blocked[150] == Wait(100.0, wished=False)

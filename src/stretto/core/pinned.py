@@ -64,7 +64,7 @@ def ask(policy: Policy, view: Snapshot, places: Snapshot, memory: Memory, waitin
     blocked = waiting.blocked
     if view.lost_s is None:
         return Answer(first, nobody, about, wanted, blocked)
-    pinned = view.pinned | _settling(view, blocked)
+    pinned = view.pinned | reservations.settling(view, blocked)
     crowded, room = reservations.crowded_out(view), reservations.room_beside_services(view)
 
     @cache
@@ -328,13 +328,6 @@ def _within_capacity(view: Snapshot, keep: IntArray, pool: IntArray, before: Boo
         else:
             keep[j] = 0
     return keep
-
-
-def _settling(view: Snapshot, blocked: Blocked) -> BoolArray:
-    """Whom a reservation has just started, and its policy would stop before it has work to lose."""
-    runs = [number for number in view.job[view.workers > 0].tolist() if number in blocked] if blocked else []
-    settling: BoolArray = np.isin(view.job, np.array(runs, np.int64))
-    return settling
 
 
 def _preemptible(view: Snapshot) -> BoolArray:

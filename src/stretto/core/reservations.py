@@ -32,10 +32,14 @@ import numpy as np
 from stretto.core import services
 from stretto.core.decision import Decision
 from stretto.core.estimate.remaining import expected_steps
-from stretto.core.snapshot import BoolArray, FloatArray, IntArray, Snapshot
+from stretto.core.snapshot import LOST_STARTS, BoolArray, FloatArray, IntArray, Snapshot
 
 _WATCHED = 100
-"""Jobs without room whose waits are remembered at a time; most of a long queue comes after them anyway."""
+"""Jobs without room, and not wanted by their policy, whose waits are remembered at a time; most of a long queue comes after them anyway."""
+
+_SETTLES_S = 60.0
+"""So long, and two starts, a job that a reservation has started is not stopped for want of work to lose: the first
+start of a job may take longer than anybody knows."""
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -217,11 +221,11 @@ def remembered(
 ) -> dict[int, Wait]:
     """Who is blocked after a decision that gives these workers and keeps some waiting: those whom the policy wanted
     (`waits`), and those for whom there was no room whatever it wanted (`crowded`), until there is. Whoever runs is not
-    any more; but who was started though its policy would not (`unwished`) is remembered until it is pinned."""
+    any more; but who was started though its policy would not (`unwished`) is remembered while it settles."""
     if not blocked and not (waits | crowded).any():
         return {}
-    settles = ((view.workers > 0) | unwished) & may_stay(view) & ~view.pinned
-    found = {}
+    settles = _settles(view) | ((view.workers == 0) & unwished & may_stay(view))
+    found: dict[int, Wait] = {}
     for j, wait in _rows(view, blocked):
         wished = wait.wished or bool(waits[j])
         waits_on = not view.workers[j] and not workers[j] and (wished or wait.is_promised or crowded[j])
@@ -229,9 +233,23 @@ def remembered(
             found[int(view.job[j])] = msgspec.structs.replace(wait, no_place=bool(no_place[j]), wished=wished)
     for j in np.flatnonzero(waits).tolist():
         found.setdefault(int(view.job[j]), Wait(view.now_s, bool(no_place[j])))
-    for j in _widest(view, crowded & (workers == 0) & ~np.isin(view.job, list(found)), _WATCHED - len(found)):
+    room = _WATCHED - sum(not wait.wished for wait in found.values())
+    for j in _widest(view, crowded & (workers == 0) & ~np.isin(view.job, list(found)), room):
         found[int(view.job[j])] = Wait(view.now_s, wished=False)
     return found
+
+
+def settling(view: Snapshot, blocked: Blocked) -> BoolArray:
+    """Whom a reservation has just started, and its policy would stop before it has work to lose."""
+    return _settles(view) & np.isin(view.job, np.array(list(blocked), np.int64))
+
+
+def _settles(view: Snapshot) -> BoolArray:
+    """Who runs and may be pinned soon, when its processes are there. Some never are, as they save so often: these may be
+    stopped after a while like others. Who is left its minimum anyway may have another size at once."""
+    until_s = view.changed_s + LOST_STARTS * view.start_s + _SETTLES_S
+    settles: BoolArray = (view.workers > 0) & may_stay(view) & ~view.pinned & ~guarded(view) & (view.now_s <= until_s)
+    return settles
 
 
 def _widest(view: Snapshot, some: BoolArray, most: int) -> list[int]:
