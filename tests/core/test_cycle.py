@@ -392,7 +392,7 @@ def test_who_finds_no_room_for_a_minute_gets_a_reservation_whatever_its_policy_p
     assert outcome.state.blocked[2].promised_s == 180.0
     assert told(outcome, 1) == "has a reservation for 2 GPUs: expected to start in about 20 s, when job 1 ends"
     assert told(outcome, 2) == (
-        "waits: job 2 has waited longer and has a reservation for 2 GPUs, expected to start in about 20 s"
+        "waits: job 2 has a reservation for 2 GPUs and comes first, expected to start in about 20 s"
     )
 
 
@@ -400,6 +400,24 @@ def test_the_expected_start_is_told_also_when_the_promised_one_is_over() -> None
     view = view_of(2, _crowded(fragile(size=2, remaining=1e6)), now_s=100.0)
     outcome = decide(view, "srtf", CycleState(blocked={2: Wait(10.0, promised_s=90.0)}))
     assert told(outcome, 2) == "has a reservation for 2 GPUs: expected to start in about 20 s, when job 1 ends"
+
+
+def test_a_start_that_nothing_is_waited_for_is_not_said_to_be_near() -> None:
+    """A more urgent job is in the way that keeps its progress: nobody knows for how long its policy will have it there."""
+    pair = fragile(size=1, width=2 * GPU, remaining=1e6)
+    urgent = job(size=1, workers=1, remaining=1e6, priority=9, lost_s=0.0, fragile=False, preemptible=True)
+    view = view_of(2, [pair, urgent, small(remaining=30.0)], now_s=100.0)
+    outcome = decide(view, "priority", CycleState(blocked={0: Wait(10.0, promised_s=90.0, pool="gpu")}))
+    assert outcome.workers.tolist() == [0, 1, 0]
+    for j in (0, 2):
+        assert "expected to start at a time that nobody knows" in told(outcome, j)
+
+
+def test_who_waits_for_pinned_jobs_is_told_of_those_in_its_pool() -> None:
+    running = [small(workers=1, remaining=1e4, ran_s=50.0) for _ in range(4)]
+    view = in_pools(view_of(1, [*running, small(remaining=1.0)]), [0, 0, 0, 1, 1], [3, 1])
+    outcome = decide(view, "sia")
+    assert told(outcome, 4) == "waits: it needs 1 GPU, and 1 is held by jobs that would lose their work (job 3)"
 
 
 def test_whom_a_policy_passes_over_though_there_is_room_waits_by_its_own_rule() -> None:

@@ -40,5 +40,5 @@ def test_the_rest_of_those_it_is_about_is_counted() -> None:
         "waits: it needs 1 GPU, and 5 are held by jobs that would lose their work (a, b, c and 2 more)"
     )
     assert explain(Reason.RESERVED_FOR, 4.0, 20.0) == (
-        "waits: another job has waited longer and has a reservation for 4 GPUs, expected to start in about 20 s"
+        "waits: another job has a reservation for 4 GPUs and comes first, expected to start in about 20 s"
     )

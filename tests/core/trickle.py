@@ -67,6 +67,7 @@ class Program(msgspec.Struct):
             ran_s=self.done_s, gpu_s=self.done_s * self.size, start_s=START_S, resize_s=START_S,
             lost_s=now_s - self.launched_s if self.workers and self.loses else 0.0, fragile=self.kind == "plain",
             preemptible=(self.preemptible or elastic) and self.kind != "stays",
+            changed_s=self.launched_s if self.workers else self.arrives_s,
         )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ Whoever the policy wanted to start and who is kept from it by pinned jobs is tol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -279,12 +280,17 @@ class _Question:
         detail[too_large, 1] = view.total_milli / GPU
         only_now = too_large & (detail[:, 0] * GPU <= view.total_milli)
         reason[only_now], detail[only_now, 1] = Reason.NO_ROOM, self._left()
-        waits = (wanted | only_now) & (decision.workers == 0) & ~self._held.now & holders.any()
-        taken = float(view.used_milli(np.where(holders, self._keep, 0), np.maximum(view.pool, 0)).sum()) / GPU
-        reason[waits], detail[waits, 0], detail[waits, 1] = Reason.WAITS_FOR_PINNED, need[waits], taken
-        self._about[waits] = _about(view, np.flatnonzero(holders))
+        waits = (wanted | only_now) & (decision.workers == 0) & ~self._held.now
+        for some, pools in self._by_pools(waits, wanted):
+            here = holders & np.isin(view.pool, pools)
+            if here.any():
+                taken = view.used_milli(np.where(here, self._keep, 0), np.maximum(view.pool, 0)).sum() / GPU
+                reason[some], detail[some, 0], detail[some, 1] = Reason.WAITS_FOR_PINNED, need[some], taken
+                self._about[some] = _about(view, np.flatnonzero(here))
         if reserved is not None:
             job, in_s = reserved.job, max(0.0, reserved.expected_s - view.now_s)
+            if reserved.until < 0 and (reserved.in_pieces or not decision.workers[job]):
+                in_s = math.inf
             told = self._held.now & (view.workers == 0)
             reason[told], detail[told] = Reason.RESERVED_FOR, (need[job], in_s)
             self._about[told] = _about(view, [job])
@@ -292,6 +298,15 @@ class _Question:
                 reason[job], detail[job] = Reason.HAS_RESERVATION, (need[job], in_s)
                 self._about[job] = _about(view, [reserved.until] if reserved.until >= 0 else [])
         return msgspec.structs.replace(decision, reason=reason, detail=detail)
+
+    def _by_pools(self, waits: BoolArray, wanted: BoolArray) -> Iterator[tuple[IntArray, IntArray]]:
+        """Rows of those who wait, with the pools in which they do: where the policy would have them, or can run."""
+        view, pools = self._view, np.arange(len(self._view.pools))
+        rows = np.flatnonzero(waits)
+        chosen = self._first.pool[rows, None] == pools
+        where = np.where(wanted[rows, None], chosen, reservations.runs_in(view)[:, rows].T)
+        for kind in np.unique(where, axis=0):
+            yield rows[(where == kind).all(axis=1)], pools[kind]
 
     def _left(self) -> float:
         """GPUs that those who are kept leave."""

@@ -91,7 +91,7 @@ _TEXT: dict[Reason, str] = {
     Reason.KEEPS_MINIMUM: "runs on its minimum of {0:worker}: it is not preemptible",
     Reason.WAITS_FOR_PINNED: "waits: it needs {0:GPU}, and {1:is} held by jobs that would lose their work{jobs}",
     Reason.PREEMPTED_URGENT: "stopped for a more urgent job{jobs}: {0:s} of its work are lost",
-    Reason.RESERVED_FOR: "waits: {who} has waited longer and has a reservation for {0:GPU}, expected to start {1:in}",
+    Reason.RESERVED_FOR: "waits: {who} has a reservation for {0:GPU} and comes first, expected to start {1:in}",
     Reason.HAS_RESERVATION: "has a reservation for {0:GPU}: expected to start {1:in}{when}",
     Reason.EXPLORES: "tries {0:worker}: of the sizes measured so far {1:g} is the best",
     Reason.MEASURES: "runs on {0:worker} while its speed there is measured",

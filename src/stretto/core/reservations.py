@@ -144,8 +144,8 @@ def _room_beside(view: Snapshot, workers: IntArray) -> BoolArray:
     """[pool, job] where a job can run and has room for its minimum beside these workers of those that run."""
     need = view.min_workers * view.width + view.fixed_milli
     free = view.capacity - view.used_milli(workers, np.maximum(view.pool, 0))
-    found = [_runs_in(view, pool) & (need <= free[pool]) for pool in range(len(view.pools))]
-    return np.array(found, np.bool_).reshape(len(view.pools), len(view))
+    room: BoolArray = runs_in(view) & (need <= free[:, None])
+    return room
 
 
 def without_lost(view: Snapshot, blocked: Blocked, pools_of: Callable[[int], Sequence[int]]) -> Blocked:
@@ -314,9 +314,9 @@ def _held_workers(view: Snapshot) -> IntArray:
     return held
 
 
-def _runs_in(view: Snapshot, pool: int) -> BoolArray:
-    """Who can run in a pool at all."""
-    runs: BoolArray = (view.rates[pool].max(axis=1) > 0)[view.curve]
+def runs_in(view: Snapshot) -> BoolArray:
+    """[pool, job] who can run where at all."""
+    runs: BoolArray = (view.rates.max(axis=2) > 0)[:, view.curve]
     return runs
 
 
@@ -324,7 +324,7 @@ def _elsewhere(view: Snapshot, first: Decision, pool: int) -> BoolArray:
     """Whom the policy would start in another pool, or who cannot run in this one."""
     if len(view.pools) == 1:
         return np.zeros(len(view), np.bool_)
-    other: BoolArray = ((first.workers > 0) & (first.pool != pool)) | ~_runs_in(view, pool)
+    other: BoolArray = ((first.workers > 0) & (first.pool != pool)) | ~runs_in(view)[pool]
     return other
 
 
