@@ -420,6 +420,17 @@ def test_who_waits_for_pinned_jobs_is_told_of_those_in_its_pool() -> None:
     assert told(outcome, 4) == "waits: it needs 1 GPU, and 1 is held by jobs that would lose their work (job 3)"
 
 
+@pytest.mark.parametrize("policy", ["fit-first", "srtf", "stretto", "tiresias"])
+def test_nobody_waits_for_a_job_whose_nodes_it_cannot_get(policy: str) -> None:
+    pair, running = fragile(size=1, width=2 * GPU, remaining=1e3), fragile(size=2, workers=2, remaining=7e4, ran_s=50.0)
+    jobs = [pair, running, small(remaining=float("nan")), small(remaining=float("nan"))]
+    reach = np.array([[True, False]] * 3 + [[False, True]])
+    view = msgspec.structs.replace(with_nodes([2, 4], jobs, [[0, 0], [2, 0], [0, 0], [0, 0]]), now_s=100.0, reach=reach)
+    promised = CycleState(blocked={0: Wait(10.0, no_place=True, promised_s=90.0)})
+    outcome = decide(view, policy, promised, placement="fewest-moves")
+    assert outcome.workers.tolist() == [0, 2, 0, 1]
+
+
 def test_whom_a_policy_passes_over_though_there_is_room_waits_by_its_own_rule() -> None:
     jobs = [small(workers=1, remaining=10.0, ran_s=50.0), small(remaining=1e6), small(remaining=1.0)]
     watched = CycleState(blocked={1: Wait(10.0, wished=False), 2: Wait(90.0, wished=False)})

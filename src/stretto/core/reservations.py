@@ -179,17 +179,26 @@ def held_back(view: Snapshot, first: Decision, reserved: Reservation | None, sta
         return Held(nobody, nobody)
     new = (view.workers == 0) & may_stay(view) & ~view.is_service
     new[reserved.job] = False
-    held = new & (view.priority <= view.priority[reserved.job])
+    held = new & (view.priority <= view.priority[reserved.job]) & _could_be_in_the_way(view, reserved.job)
     strays = held & _elsewhere(view, first, reserved.pool)
     held &= ~strays
     if reserved.start_s >= view.now_s:
         _let_pass(view, reserved, held, starts)
     if reserved.overdue is not None:
         new[reserved.overdue] = False
-        held |= new & ~strays & (view.priority <= view.priority[reserved.overdue])
+        later = (view.priority <= view.priority[reserved.overdue]) & _could_be_in_the_way(view, reserved.overdue)
+        held |= new & ~strays & later
     if starts is not None:
         held[starts] = strays[starts] = False
     return Held(held, strays, reserved.pool)
+
+
+def _could_be_in_the_way(view: Snapshot, job: int) -> BoolArray:
+    """Who may get a node that this job may get."""
+    if view.reach is None:
+        return np.ones(len(view), np.bool_)
+    could: BoolArray = (view.reach & view.reach[job]).any(axis=1)
+    return could
 
 
 def may_stay(view: Snapshot) -> BoolArray:
