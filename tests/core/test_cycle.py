@@ -403,7 +403,7 @@ def test_the_expected_start_is_told_also_when_the_promised_one_is_over() -> None
 
 
 def test_a_start_that_nothing_is_waited_for_is_not_said_to_be_near() -> None:
-    """A more urgent job is in the way that keeps its progress: nobody knows for how long its policy will have it there."""
+    """A more urgent job is in the way that keeps its progress: nobody knows for how long."""
     pair = fragile(size=1, width=2 * GPU, remaining=1e6)
     urgent = job(size=1, workers=1, remaining=1e6, priority=9, lost_s=0.0, fragile=False, preemptible=True)
     view = view_of(2, [pair, urgent, small(remaining=30.0)], now_s=100.0)

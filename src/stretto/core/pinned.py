@@ -182,8 +182,8 @@ class _Question:
         )  # fmt: skip
 
     def _say_that_it_waits(self, rows: IntArray, reason: IntArray, detail: FloatArray) -> None:
-        """Whom the policy turns away beside pinned jobs, as if these held their room for ever, it took when it was asked
-        about everybody: nobody is rejected for that."""
+        """Whom the policy turns away beside pinned jobs, as if these held their room for ever, it took when it was
+        asked about everybody: nobody is rejected for that."""
         view, first = self._view, self._first
         reason[rows], detail[rows] = first.reason[rows], first.detail[rows]
         wanted = rows[first.workers[rows] > 0]

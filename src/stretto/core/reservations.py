@@ -15,9 +15,9 @@ jobs that say too little of their length would pass one after the other.
 
 The bound: a job with a reservation starts when those jobs have ended, at the latest, that run at its promised start
 and may not be stopped, whatever they said of their length; jobs that are more urgent and reservations before its own
-come on top. A promise ends with the last place that its job could have, and nobody waits for a job that has none: it
-still counts since when it waits. It is a bound on what pinned jobs do to others. Whom a policy passes over though there is room for it, it
-may; then the time begins anew.
+come on top. It is a bound on what pinned jobs do to others. Whom a policy passes over though there is room for it, it
+may; then the time begins anew. A promise ends with the last place that its job could have, and nobody waits for a job
+that has none; since when it waits is remembered.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from stretto.core.estimate.remaining import expected_steps
 from stretto.core.snapshot import LOST_STARTS, BoolArray, FloatArray, IntArray, Snapshot
 
 _WATCHED = 100
-"""Jobs without room, and not wanted by their policy, whose waits are remembered at a time; most of a long queue comes after them anyway."""
+"""Jobs without room, and not wanted by their policy, whose waits are remembered at a time; most of a long queue comes
+after them anyway."""
 
 _SETTLES_S = 60.0
 """So long, and two starts, a job that a reservation has started is not stopped for want of work to lose: the first
@@ -52,10 +53,11 @@ class Wait(msgspec.Struct, frozen=True):
     promised_s: float = math.inf
     """The start that its reservation promises; inf: it has had none yet."""
     pool: str | int = 0
-    """Where that is: the pool's name, as its place in `Snapshot.pools` changes with the nodes that are up. A number says
-    nothing: it is there before a promise, and in states of earlier versions."""
+    """Where that is: the pool's name, as its place in `Snapshot.pools` changes with the nodes that are up. A number
+    says nothing: it is there before a promise, and in states of earlier versions."""
     wished: bool = True
-    """Its policy would have started it, or it was promised a start that was lost with its place. Otherwise it is only watched while there is no room for it at all."""
+    """Its policy would have started it, or it was promised a start that was lost with its place. Otherwise it is only
+    watched while there is no room for it at all."""
 
     @property
     def is_promised(self) -> bool:
@@ -254,8 +256,8 @@ def settling(view: Snapshot, blocked: Blocked) -> BoolArray:
 
 
 def _settles(view: Snapshot) -> BoolArray:
-    """Who runs and may be pinned soon, when its processes are there. Some never are, as they save so often: these may be
-    stopped after a while like others. Who is left its minimum anyway may have another size at once."""
+    """Who runs and may be pinned soon, when its processes are there. Some never are, as they save so often: these may
+    be stopped after a while like others. Who is left its minimum anyway may have another size at once."""
     until_s = view.changed_s + LOST_STARTS * view.start_s + _SETTLES_S
     settles: BoolArray = (view.workers > 0) & may_stay(view) & ~view.pinned & ~guarded(view) & (view.now_s <= until_s)
     return settles
