@@ -234,6 +234,19 @@ def test_room_for_the_fixed_roles_of_an_urgent_job_is_made_as_well() -> None:
     assert decide(view_of(3, jobs), "priority").workers.tolist() == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("policy", ["fifo", "priority", "srtf", "stretto"])
+def test_an_urgent_job_gets_one_place_where_the_room_is_in_pieces(policy: str) -> None:
+    urgent = fragile(size=1, width=2 * GPU, remaining=10.0, priority=9)
+    view = with_nodes([2, 2], [narrow(50.0), narrow(20.0), urgent], [[1, 0], [0, 1], [0, 0]])
+    outcome = decide(view, policy, placement="fewest-moves")
+    assert outcome.workers.tolist() == [1, 0, 1]
+    assert told(outcome, 1) == "stopped for a more urgent job (job 2): 20 s of its work are lost"
+    equal = msgspec.structs.replace(view, priority=view.priority * 0)
+    assert decide(equal, policy, placement="fewest-moves").workers.tolist() == [1, 1, 0]
+    guarded = msgspec.structs.replace(view, preemptible=np.zeros(3, np.bool_))
+    assert decide(guarded, policy, placement="fewest-moves").workers.tolist() == [1, 1, 0]
+
+
 def test_nobody_is_stopped_who_need_not_be() -> None:
     jobs = [narrow(10.0), fragile(size=2, workers=2, remaining=1e6, ran_s=20.0, preemptible=True)]
     jobs.append(job(size=2, remaining=1.0, priority=9, **ELASTIC))

@@ -195,21 +195,26 @@ class _Turn:
         return self._explained(answer, placed, got, out, state)
 
     def _served(self, shown: Snapshot, out: BoolArray) -> tuple[Answer, IntArray, IntArray]:
-        """The answer, [job, node] workers, and workers. Nobody is stopped for an urgent job that finds no place by it:
-        whoever would be is spared, and if others would be instead, everybody is."""
-        spared = np.zeros(len(shown), np.bool_)
+        """The answer, [job, node] workers, and workers. Urgent jobs that are given room in pieces may stop others, too.
+        Nobody is stopped for an urgent job that finds no place by it: whoever would be is spared, and if others would
+        be instead, everybody is."""
+        spared, in_pieces = np.zeros(len(shown), np.bool_), np.zeros(len(shown), np.bool_)
         while True:
-            answer = self._ask(preempting.sparing(shown, spared) if spared.any() else shown, out)
+            answer = self._ask(preempting.sparing(shown, spared) if spared.any() else shown, out, in_pieces)
             decision, placed = answer.decision, self._placed(shown, answer)
             got = placed.sum(axis=1) if self._settings.placement else decision.workers
             vain = preempting.in_vain(shown, decision.reason, answer.about, decision.workers, got)
-            if not vain.any():
+            if vain.any():
+                spared = spared | vain | shown.pinned if spared.any() else vain
+                continue
+            more = preempting.in_pieces(shown, decision.workers, got) & ~self._fitted & ~in_pieces
+            if not more.any():
                 return answer, placed, got
-            spared = spared | vain | shown.pinned if spared.any() else vain
+            in_pieces = in_pieces | more
 
-    def _ask(self, shown: Snapshot, out: BoolArray) -> Answer:
+    def _ask(self, shown: Snapshot, out: BoolArray, in_pieces: BoolArray) -> Answer:
         """About all but those for whom there is no room of something that policies do not see."""
-        waiting = pinned.Waiting(self._blocked, self._settings.reserve_after_s)
+        waiting = pinned.Waiting(self._blocked, self._settings.reserve_after_s, in_pieces[~out])
         some, places = services.only(shown, ~out), services.only(self._places, ~out)
         answer = pinned.ask(self._policy, some, places, self._memory, waiting, self._when)
         wants = self._settings.hysteresis

@@ -41,6 +41,8 @@ class Waiting(NamedTuple):
 
     blocked: Blocked
     reserve_after_s: float
+    in_pieces: BoolArray
+    """Who has just been given room that is in pieces, though it is more urgent than somebody who holds some."""
 
 
 class Answer(NamedTuple):
@@ -85,10 +87,13 @@ def ask(policy: Policy, view: Snapshot, places: Snapshot, memory: Memory, waitin
     held = reservations.held_back(view, first, reserved)
     robbed = (pinned & _changes(view, first)) | (guarded(view) & _stops(view, first))
     passed_over = reserved is not None and not first.workers[reserved.job]
-    if not (robbed | (held.now & wanted)).any() and not passed_over:
-        return Answer(first, pinned, about, wanted, blocked)
-    question = _Question(policy, view, places, memory, first, pinned, held, when)
-    return question.answer(reserved, following)._replace(blocked=blocked)
+    holds = Answer(first, pinned, about, wanted, blocked)
+    is_robbed = bool((robbed | (held.now & wanted)).any()) or passed_over
+    if not is_robbed and not waiting.in_pieces.any():
+        return holds
+    question = _Question(policy, view, places, memory, first, pinned, held, waiting.in_pieces, when)
+    answer = question.answer(reserved, following)._replace(blocked=blocked)
+    return answer if is_robbed or (answer.decision.reason == Reason.PREEMPTED_URGENT).any() else holds
 
 
 class _Question:
@@ -103,10 +108,11 @@ class _Question:
         first: Decision,
         pinned: BoolArray,
         held: Held,
+        in_pieces: BoolArray,
         when: str,
     ) -> None:
         self._policy, self._view, self._memory, self._first, self._when = policy, view, memory, first, when
-        self._places, self._pinned, self._held = places, pinned, held
+        self._places, self._pinned, self._held, self._in_pieces = places, pinned, held, in_pieces
         self._pool = np.where(view.workers > 0, view.pool, first.pool)
         self._keep = _within_capacity(view, np.where(pinned, view.workers, 0), self._pool)
         """Workers of those who are not asked about, in their pools."""
@@ -130,7 +136,8 @@ class _Question:
             if (more == victims).all():
                 continue
             tried = self._ask(more)
-            if preempting.is_served(view, urgent, tried, decision, more & ~victims):
+            pieces = bool(self._in_pieces[urgent])
+            if preempting.is_served(view, urgent, tried, decision, more & ~victims, pieces):
                 self._about[more & ~victims, 0] = view.job[urgent]
                 victims, decision = more, tried
         wanted = (view.workers == 0) & (self._first.workers > 0)
@@ -249,11 +256,13 @@ class _Question:
     # Higher priority.
 
     def _left_out(self, decision: Decision) -> list[int]:
-        """Those who got less than the policy gave them before, the most urgent first: they might stop somebody."""
+        """Those who got less than the policy gave them before, or only pieces, the most urgent first: they might stop
+        somebody."""
         view, first = self._view, self._first
         less = np.where(
             view.is_service, decision.workers < first.workers, (decision.workers == 0) & (first.workers > 0)
         )
+        less |= self._in_pieces
         lowest = view.priority[self._stoppable()].min(initial=np.iinfo(np.int64).max)
         some = np.flatnonzero(less & ~self._held.now & (view.priority > lowest))
         ordered: list[int] = some[np.lexsort((view.job[some], -view.priority[some]))].tolist()

@@ -121,17 +121,26 @@ def has_places(places: Snapshot, job: int, pool: int) -> bool:
     return row is None or int(row.sum()) >= least[0]
 
 
-def is_served(view: Snapshot, urgent: int, tried: Decision, before: Decision, stopped: BoolArray) -> bool:
+def in_pieces(view: Snapshot, wished: IntArray, got: IntArray) -> BoolArray:
+    """Who waits and was given room that is in pieces, and might have it in one if less urgent jobs stopped."""
+    stoppable = view.pinned if view.preemptible is None else view.pinned & view.preemptible
+    lowest = view.priority[stoppable].min(initial=np.iinfo(np.int64).max)
+    found: BoolArray = (view.workers == 0) & (wished > 0) & (got == 0) & (view.priority > lowest)
+    return found
+
+
+def is_served(view: Snapshot, urgent: int, tried: Decision, before: Decision, stopped: BoolArray, pieces: bool) -> bool:
     """Whether it gets more by these stops, and the room really goes to more urgent jobs: in its pool they get more than
-    the others give up and was free. Otherwise somebody would lose work for an equal to whom the policy gives theirs."""
+    the others give up and was free. Otherwise somebody would lose work for an equal to whom the policy gives theirs. `pieces`:
+    what was given to it before, and is free, is of no use to it."""
     pool = int(tried.pool[urgent])
     holds = _milli(view, np.where(view.pool == pool, view.workers, 0))[~stopped]
     gets = _milli(view, np.where(tried.pool == pool, tried.workers, 0))[~stopped]
     urgently = (view.priority > view.priority[stopped].max())[~stopped]
     free = int(view.capacity[pool] - view.used_milli(view.workers, np.maximum(view.pool, 0))[pool])
-    spare = free + int(np.maximum(holds - gets, 0).sum())
+    spare = (0 if pieces else free) + int(np.maximum(holds - gets, 0).sum())
     more = int(np.maximum(gets - holds, 0)[urgently].sum())
-    return bool(tried.workers[urgent] > before.workers[urgent]) and more > spare
+    return bool(tried.workers[urgent] > (0 if pieces else before.workers[urgent])) and more > spare
 
 
 def _milli(view: Snapshot, workers: IntArray) -> IntArray:
