@@ -131,8 +131,8 @@ def in_pieces(view: Snapshot, wished: IntArray, got: IntArray) -> BoolArray:
 
 def is_served(view: Snapshot, urgent: int, tried: Decision, before: Decision, stopped: BoolArray, pieces: bool) -> bool:
     """Whether it gets more by these stops, and the room really goes to more urgent jobs: in its pool they get more than
-    the others give up and was free. Otherwise somebody would lose work for an equal to whom the policy gives theirs. `pieces`:
-    what was given to it before, and is free, is of no use to it."""
+    the others give up and was free. Otherwise somebody would lose work for an equal to whom the policy gives theirs.
+    `pieces`: what was given to it before, and is free, is of no use to it."""
     pool = int(tried.pool[urgent])
     holds = _milli(view, np.where(view.pool == pool, view.workers, 0))[~stopped]
     gets = _milli(view, np.where(tried.pool == pool, tried.workers, 0))[~stopped]
