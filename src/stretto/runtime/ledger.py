@@ -24,6 +24,7 @@ import binascii
 import operator
 import os
 import struct
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.runtime.order import Loop, Order
+from stretto.runtime.order import AnyLoop, Drawn, Loop, Order, Turns
 
 SUFFIX = ".ledger"
 _FIRST = "ledger 1 "
@@ -106,13 +107,13 @@ class Fault:
     """One thing that does not add up.
 
     missing    samples of the step's batch that nobody fed
-    doubled    samples that were fed more than once
+    doubled    samples that were fed more often than the step's batch has them
     foreign    samples that are not in the step's batch
     undone     a step that nobody applied
     beyond     a step that the loop does not have
     lost       a step whose result a later generation did not build on
     reapplied  a step that one process applied twice
-    epoch      samples that a whole epoch did not have exactly once
+    epoch      samples that a whole epoch did not have exactly once, or as often as its sampler gave them
     """
 
     kind: str
@@ -163,9 +164,10 @@ def ledger_files(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def audit(
-    files: Iterable[str | os.PathLike[str]], loops: Mapping[int, Loop], *, stopped: Mapping[int, int] | None = None
+    files: Iterable[str | os.PathLike[str]], loops: Mapping[int, AnyLoop], *, stopped: Mapping[int, int] | None = None
 ) -> Audit:
-    """Adds up the ledgers of a job: each step's samples exactly once, each epoch's samples exactly once.
+    """Adds up the ledgers of a job: each step's samples exactly once, each epoch's samples exactly once; where a
+    sampler decided (`Drawn`), as often as it gave them. Of loops without samples (`Turns`), each place of a step once.
 
     `loops` are all loops the job had; `stopped` says for those that ended early after how many steps.
     """
@@ -176,6 +178,7 @@ def audit(
     faults: list[Fault] = []
     counted = samples = 0
     for number, loop in sorted(loops.items()):
+        loop.has(sys.maxsize)  # a sampler's epochs are all drawn then, and their lengths known
         steps = (stopped or {}).get(number, loop.total_steps)
         done, fed, found = _audit_loop(book, number, loop, steps)
         counted, samples = counted + done, samples + fed
@@ -259,8 +262,8 @@ class _Book:
             last[name] = max(place, last.get(name, place))
 
 
-def _audit_loop(book: _Book, number: int, loop: Loop, steps: int) -> tuple[int, int, list[Fault]]:
-    order, faults = Order(loop), []
+def _audit_loop(book: _Book, number: int, loop: AnyLoop, steps: int) -> tuple[int, int, list[Fault]]:
+    order, faults = Order(loop) if not isinstance(loop, Turns) else None, []
     counted = samples = 0
     seen: list[Samples] = []
     for step in range(steps):
@@ -269,25 +272,34 @@ def _audit_loop(book: _Book, number: int, loop: Loop, steps: int) -> tuple[int, 
             faults.append(Fault(kind="undone", loop=number, step=step))
         else:
             parts = book.fed.get(((number, step), generation), [])
-            faults += _audit_step(number, step, generation, parts, order.indices(step))
+            batch = order.indices(step) if order is not None else _places(parts)
+            faults += _audit_step(number, step, generation, parts, batch)
             counted += 1
             seen += [part for _, part in parts]
-        if (step + 1) % loop.steps_per_epoch == 0:
+        if not isinstance(loop, Turns) and (not loop.has(step + 1) or loop.epoch(step + 1) != loop.epoch(step)):
             faults += _audit_epoch(number, step, loop, seen)
             samples += sum(map(len, seen))
             seen = []
     return counted, samples + sum(map(len, seen)), faults
 
 
+def _places(parts: list[tuple[str, Samples]]) -> Samples:
+    """Those of a step: how many there were, nobody knows but those who had them."""
+    fed = _join([part for _, part in parts])
+    return np.arange(fed.max() + 1 if len(fed) else 1, dtype=np.int64)
+
+
 def _audit_step(
     loop: int, step: int, generation: int, parts: list[tuple[str, Samples]], batch: Samples
 ) -> Iterator[Fault]:
     fed = _join([part for _, part in parts])
-    found, times = np.unique(fed, return_counts=True)
+    known, positions = np.unique(np.concatenate([batch, fed]), return_inverse=True)
+    wanted = np.bincount(positions[: len(batch)], minlength=len(known))
+    times = np.bincount(positions[len(batch) :], minlength=len(known))
     for kind, wrong in (
-        ("missing", np.setdiff1d(batch, found)),
-        ("doubled", found[times > 1]),
-        ("foreign", np.setdiff1d(found, batch)),
+        ("missing", known[times < wanted]),
+        ("doubled", known[(times > np.maximum(wanted, 1))]),
+        ("foreign", known[(times > 0) & (wanted == 0)]),
     ):
         if len(wrong):
             who = [worker for worker, part in parts if kind == "missing" or np.isin(part, wrong).any()]
@@ -301,19 +313,22 @@ def _audit_step(
             )
 
 
-def _audit_epoch(number: int, step: int, loop: Loop, seen: list[Samples]) -> Iterator[Fault]:
-    """Does not ask the order what an epoch is, so that a wrong order is found too."""
+def _audit_epoch(number: int, step: int, loop: Loop | Drawn, seen: list[Samples]) -> Iterator[Fault]:
+    """Does not ask the order what an epoch is, so that a wrong order is found too; or only what the sampler gave."""
     fed = _join(seen)
     times = np.bincount(fed[fed < loop.samples], minlength=loop.samples)
-    wrong = np.flatnonzero(times > 1 if loop.drop_last else times != 1)
+    if isinstance(loop, Drawn):
+        wrong = np.flatnonzero(times != np.bincount(loop.order(loop.epoch(step)), minlength=loop.samples))
+    else:
+        wrong = np.flatnonzero(times > 1 if loop.drop_last else times != 1)
     outside = fed[fed >= loop.samples]
     if len(wrong) or len(outside):
         yield Fault(kind="epoch", loop=number, step=step, indices=(*wrong.tolist(), *outside.tolist()))
 
 
-def _beyond(book: _Book, loops: Mapping[int, Loop]) -> Iterator[Fault]:
+def _beyond(book: _Book, loops: Mapping[int, AnyLoop]) -> Iterator[Fault]:
     for (number, step), generation in sorted(book.counting.items()):
-        if number not in loops or step >= loops[number].total_steps:
+        if number not in loops or not loops[number].has(step):
             yield Fault(kind="beyond", loop=number, step=step, generation=generation)
 
 

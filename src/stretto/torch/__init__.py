@@ -12,8 +12,8 @@ for batch in job.batches(dataset, size=256, epochs=10, seed=0, per_worker=64):
 """
 
 from stretto.torch.checks import TrainingError
-from stretto.torch.data import Batch
+from stretto.torch.data import Batch, Turn
 from stretto.torch.job import Job
 from stretto.torch.joining import join
 
-__all__ = ["Batch", "Job", "TrainingError", "join"]
+__all__ = ["Batch", "Job", "TrainingError", "Turn", "join"]

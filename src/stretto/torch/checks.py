@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from stretto.errors import StrettoError
 from stretto.torch.flags import Flags
@@ -23,7 +23,7 @@ class TrainingError(StrettoError):
 def length(dataset: Dataset[Any]) -> int:
     has = "no length"
     try:
-        if not isinstance(dataset, (IterableDataset, DataLoader)):
+        if not isinstance(dataset, IterableDataset):
             return len(dataset)  # type: ignore[arg-type]
         has = "no samples to ask for"
         len(dataset)  # type: ignore[arg-type]
@@ -31,7 +31,17 @@ def length(dataset: Dataset[Any]) -> int:
         has = "no length"
     raise TrainingError(
         f"a {type(dataset).__name__} has {has}: batches() must know every sample by its index",
-        hint="use a dataset with __len__ and __getitem__",
+        hint="use a dataset with __len__ and __getitem__; streams are not supported yet (for a loop that makes its "
+        "own data there is job.steps(n))",
+    )
+
+
+def unsteady_sample(index: int, epoch: int) -> TrainingError:
+    return TrainingError(
+        f"sample {index} of epoch {epoch} is another when it is read again: the dataset has randomness of its own, "
+        "which would depend on who reads what",
+        hint="let it use the global generators of random, numpy.random and torch, which are seeded for each sample "
+        "by (seed, epoch, index), instead of a generator that it keeps",
     )
 
 
@@ -74,7 +84,8 @@ def alike(found: Flags, size: int, loop: int, step: int, plan: str) -> None:
     if not found.same_sign(size):
         raise TrainingError(
             f"the workers of the job differ in loop {loop}: here it has {plan}",
-            hint="give all workers the same dataset and the same arguments of batches()",
+            hint="give all workers the same dataset and the same arguments of batches(); a sampler runs on each of "
+            "them, with random, numpy.random and torch seeded by (seed, epoch), and must give all the same order",
         )
     if not found.same_steps(size):
         raise TrainingError(

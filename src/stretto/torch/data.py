@@ -8,42 +8,91 @@ from __future__ import annotations
 
 import array
 import contextlib
+import copy
 import ctypes
 import os
-import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.random.mtrand import get_bit_generator, set_bit_generator
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from stretto.runtime.order import sample_seed
+from stretto.runtime.order import Turns, sample_seed
+from stretto.torch import checks
+from stretto.torch.seeding import generators, own_randomness, position, seed_all
 
 IDLE = 2
 """With how many samples a member without a slice runs the body: BatchNorm cannot do with one."""
 
 
 class Batch:
-    """What the loop's body gets: the samples, collated. Unpacks like the collated value; pairs are `x` and `y` too."""
+    """What the loop's body gets: the samples, collated. It unpacks like the collated value, and has its keys: of
+    samples that are dictionaries `batch["x"]`, `batch.x` and `model(**batch)`; pairs are `x` and `y` too."""
+
+    last = False
+    """Whether this pass through the body is the last of its step, in which `step()` counts."""
 
     def __init__(self, data: Any, indices: tuple[int, ...], epoch: int, step: int) -> None:
         self.data, self.indices, self.epoch, self.step = data, indices, epoch, step
 
     @property
     def x(self) -> Any:
-        """The first part of a pair, or the whole."""
+        """The first part of a pair, what is called so, or the whole."""
+        if isinstance(self.data, Mapping) and "x" in self.data:
+            return self.data["x"]
         return self.data[0] if isinstance(self.data, (tuple, list)) else self.data
 
     @property
     def y(self) -> Any:
-        """The second part of a pair."""
-        return self.data[1]
+        """The second part of a pair, or what is called so."""
+        return self.data["y" if isinstance(self.data, Mapping) else 1]
+
+    def keys(self) -> KeysView[Any]:
+        """Of samples that are dictionaries."""
+        return self._mapping().keys()
+
+    def values(self) -> ValuesView[Any]:
+        return self._mapping().values()
+
+    def items(self) -> ItemsView[Any, Any]:
+        return self._mapping().items()
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._mapping().get(key, default)
+
+    def _mapping(self) -> Mapping[Any, Any]:
+        if not isinstance(self.data, Mapping):
+            raise TypeError(
+                f"the samples of this dataset are no dictionaries but collate to a {type(self.data).__name__}: "
+                "unpack the batch, or take its parts by number"
+            )
+        return self.data
+
+    def to(self, *args: Any, **kwargs: Any) -> Batch:
+        """The same batch with its tensors elsewhere, or of another type: what `Tensor.to` takes."""
+        found = copy.copy(self)
+        found.data = _to(self.data, *args, **kwargs)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """Keys of dictionaries, fields of named tuples, and what a collated object of another kind has."""
+        data = self.__dict__.get("data")
+        if isinstance(data, Mapping) and name in data:
+            return data[name]
+        own = isinstance(data, tuple) and name in getattr(data, "_fields", ())
+        if not name.startswith("__") and (own or not isinstance(data, (Mapping, list, tuple, torch.Tensor))):
+            return getattr(data, name)
+        known = f"; its samples have {', '.join(map(str, data))}" if isinstance(data, Mapping) else ""
+        raise AttributeError(f"a batch has no {name!r}{known}")
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.data)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.data
 
     def __getitem__(self, key: Any) -> Any:
         return self.data[key]
@@ -51,6 +100,31 @@ class Batch:
     def __len__(self) -> int:
         """How many samples."""
         return len(self.indices)
+
+
+class Turn:
+    """What the body of a `steps()` loop gets: which of the `places` of a step this worker has, and a seed for what it
+    makes there."""
+
+    last = False
+    """As that of a `Batch`."""
+
+    def __init__(self, step: int, place: int, places: int, seed: int) -> None:
+        self.step, self.place, self.places, self.seed = step, place, places, seed
+
+    def __repr__(self) -> str:
+        return f"Turn(step={self.step}, place={self.place}, places={self.places}, seed={self.seed})"
+
+
+def _to(data: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(data, Mapping):
+        moved = {key: _to(value, *args, **kwargs) for key, value in data.items()}
+        return moved if type(data) is dict or not hasattr(data, "to") else data.to(*args, **kwargs)
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(_to(value, *args, **kwargs) for value in data))
+    if isinstance(data, (list, tuple)):
+        return type(data)(_to(value, *args, **kwargs) for value in data)
+    return data.to(*args, **kwargs) if hasattr(data, "to") else data
 
 
 class Part(NamedTuple):
@@ -65,6 +139,8 @@ class Part(NamedTuple):
     """Of the batch that they belong to."""
     virtual: int = 0
     """In bitwise mode, whose they are."""
+    places: int = 0
+    """In a loop without samples, how many share the step; the index is the place."""
 
 
 class Reader:
@@ -79,6 +155,7 @@ class Reader:
         workers: int = 0,
         pin_memory: bool = False,
         prefetch: int = 2,
+        init: Callable[[int], None] | None = None,
     ) -> None:
         self.samples = Samples(dataset, seed)
         self.collate = collate or default_collate
@@ -94,7 +171,7 @@ class Reader:
                 prefetch_factor=prefetch,
                 persistent_workers=True,
                 collate_fn=_Collate(self.collate),
-                worker_init_fn=_end_with_parent,
+                worker_init_fn=_Init(init),
             )
 
     def follow(self, parts: Callable[[], Iterator[Part]]) -> None:
@@ -102,9 +179,11 @@ class Reader:
         self.plan.parts = parts
         self._iterator = iter(self._loader) if self._loader is not None else None
 
-    def read(self, part: Part) -> Batch:
+    def read(self, part: Part) -> Any:
         """The next part, which must be this one."""
         indices, data = next(self._iterator) if self._iterator is not None else self._read_here(part)
+        if isinstance(data, _Unsteady):
+            raise checks.unsteady_sample(data.index, data.epoch)
         if indices != part.indices:
             raise RuntimeError(f"step {part.step}: samples {indices[:3]}… were read instead of {part.indices[:3]}…")
         return Batch(data, indices, part.epoch, part.step)
@@ -115,29 +194,65 @@ class Reader:
             # What the samples would collate to, without taking everything apart into samples first.
             chosen = torch.frombuffer(array.array("q", part.indices), dtype=torch.int64)
             return part.indices, [tensor[chosen] for tensor in dataset.tensors]
-        with _own_randomness() if self.samples.random else contextlib.nullcontext():
+        with own_randomness() if self.samples.random else contextlib.nullcontext():
             read = [self.samples[(part.epoch, index)] for index in part.indices]
         return _Collate(self.collate)(read)
 
 
+class TurnReader(Reader):
+    """Reads nothing: the script makes its own data, and is told where it is."""
+
+    def __init__(self, loop: Turns) -> None:
+        self.loop = loop
+
+    def follow(self, parts: Callable[[], Iterator[Part]]) -> None:
+        pass
+
+    def read(self, part: Part) -> Any:
+        (place,) = part.indices
+        return Turn(part.step, place, part.places, self.loop.turn_seed(part.step, place))
+
+
 class Samples(Dataset[Any]):
-    """The dataset by (epoch, index), with every random generator seeded by both."""
+    """The dataset by (epoch, index), with every global random generator seeded by both.
+
+    The first sample that a process reads is read twice: one that is then another has randomness of its own, which
+    would depend on who reads what. (In the process that reads, because some datasets open their files there.)
+    """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self.dataset, self.seed = dataset, seed
         self.random = type(dataset) is not TensorDataset
         """Seeding takes longer than reading a small sample: not where nothing can be random."""
+        self._checked = not self.random
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[int, Any]:
         epoch, index = key
         if not self.random:
             return index, self.dataset[index]
-        seed = sample_seed(self.seed, epoch, index)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
-        # Not torch.manual_seed, which would seed every GPU for each sample: those are read on the CPU.
-        torch.default_generator.manual_seed(seed)
-        return index, self.dataset[index]
+        if not self._checked:
+            self._checked = True
+            if not self._is_steady(epoch, index):
+                return index, _Unsteady(index, epoch)
+        return index, self._read(epoch, index)
+
+    def _read(self, epoch: int, index: int) -> Any:
+        seed_all(sample_seed(self.seed, epoch, index))
+        return self.dataset[index]
+
+    def _is_steady(self, epoch: int, index: int) -> bool:
+        own = generators(self.dataset)
+        before = [position(generator) for generator in own]
+        first = self._read(epoch, index)
+        return before == [position(generator) for generator in own] and _steady(first, self._read(epoch, index))
+
+
+@dataclass(frozen=True)
+class _Unsteady:
+    """Instead of a sample: it was another when it was read again."""
+
+    index: int
+    epoch: int
 
 
 class _Plan:
@@ -159,28 +274,44 @@ class _Collate:
         self.collate = collate
 
     def __call__(self, read: Sequence[tuple[int, Any]]) -> tuple[tuple[int, ...], Any]:
-        return tuple(index for index, _ in read), self.collate([sample for _, sample in read])
+        indices, samples = tuple(index for index, _ in read), [sample for _, sample in read]
+        odd = next((sample for sample in samples if isinstance(sample, _Unsteady)), None)
+        return indices, self.collate(samples) if odd is None else odd
 
 
-@contextlib.contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Reading samples leaves the generators of the training as they were."""
-    # numpy's is exchanged: to copy its state takes as long as to read several samples.
-    before = random.getstate(), get_bit_generator(), torch.get_rng_state()
-    set_bit_generator(_reading)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        set_bit_generator(before[1])
-        torch.set_rng_state(before[2])
+def _steady(first: Any, second: Any) -> bool:
+    """Whether two readings of one sample are the same, as far as numbers tell."""
+    if isinstance(first, torch.Tensor):
+        return not isinstance(second, torch.Tensor) or _same_tensors(first, second)
+    if isinstance(first, np.ndarray) and first.dtype.kind in "biufc":
+        return isinstance(second, np.ndarray) and np.array_equal(first, second, equal_nan=first.dtype.kind in "fc")
+    if isinstance(first, (int, float, complex, np.number)):
+        return bool(first == second or (first != first and second != second))
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return all(_steady(first[key], second[key]) for key in first if key in second)
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(map(_steady, first, second))
+    return True
 
 
-_reading = np.random.MT19937(0)
+def _same_tensors(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if first.layout != torch.strided or first.is_quantized or first.shape != second.shape:
+        return first.shape == second.shape
+    if first.dtype.is_floating_point or first.dtype.is_complex:
+        return torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True)
+    return torch.equal(first, second)
 
 
-def _end_with_parent(_: int) -> None:
-    """A reader holds copies of the worker's sockets: it must not outlive it, or peers notice its end late."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() == 1:
-        os._exit(1)
+class _Init:
+    """What a reader does first: what the script wants, and that it does not outlive its worker. It holds copies of
+    the worker's sockets: peers would notice the worker's end late."""
+
+    def __init__(self, given: Callable[[int], None] | None) -> None:
+        self.given = given
+
+    def __call__(self, number: int) -> None:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() == 1:
+            os._exit(1)
+        if self.given is not None:
+            self.given(number)

@@ -16,25 +16,25 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from stretto.runtime import pacer
 from stretto.runtime.ledger import SUFFIX, Ledger
 from stretto.runtime.member import Evicted
 from stretto.runtime.messages import Bye
-from stretto.runtime.order import Loop
-from stretto.torch import checks, flags
+from stretto.runtime.order import AnyLoop, Turns
+from stretto.torch import checks, flags, sampling
 from stretto.torch import gate as gates
 from stretto.torch import plan as plans
 from stretto.torch.bitwise import VirtualReducer
 from stretto.torch.checkpoints import EVERY_S, KEEP, Checkpoints
 from stretto.torch.checks import TrainingError
-from stretto.torch.data import Batch, Part, Reader
+from stretto.torch.data import Batch, Part, Reader, Turn, TurnReader
 from stretto.torch.flags import Flags
 from stretto.torch.gate import Gate
 from stretto.torch.groups import GroupBroken
 from stretto.torch.leash import Leash
-from stretto.torch.plan import Plan
+from stretto.torch.plan import Plan, TurnPlan
 from stretto.torch.reducer import Reducer
 from stretto.torch.state import Holder, Stateful
 from stretto.torch.undo import Habits, Undo
@@ -200,42 +200,61 @@ class Job:
 
     def batches(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[Any] | DataLoader[Any],
         *,
-        size: int,
+        size: int | None = None,
         epochs: int = 1,
         seed: int = 0,
         per_worker: int | None = None,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         drop_last: bool = False,
-        workers: int = 0,
-        pin_memory: bool = False,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        workers: int | None = None,
+        pin_memory: bool | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         accumulate: int = 1,
         weight: Callable[[Batch], float] | None = None,
     ) -> Iterator[Batch]:
         """Global batches of `size` samples, of which each worker gets its slice, `per_worker` samples at a time.
 
+        They are shuffled, unless `shuffle` is false or a `sampler` gives the order of all samples; each list that a
+        `batch_sampler` gives is one global batch. A map-style `DataLoader` is taken apart: its batch size is `size`.
         With `accumulate` a step is made of so many global batches. With `weight` the loss is a mean over something else
         than samples: it says how much a batch has of it (tokens, for instance).
         """
-        plan = plans.make(
-            checks.length(dataset),
+        source = sampling.source(
+            dataset,
             size=size,
-            epochs=epochs,
-            seed=seed,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
             shuffle=shuffle,
             drop_last=drop_last,
+            workers=workers,
+            pin_memory=pin_memory,
+            collate=collate,
+        )
+        plan = plans.make(
+            source,
+            epochs=epochs,
+            seed=seed,
             accumulate=accumulate,
             per_worker=per_worker,
             virtual_ranks=self.virtual_ranks,
             weight=weight,
         )
-        reader = Reader(dataset, seed, collate=collate, workers=workers, pin_memory=pin_memory)
+        reader = Reader(source.dataset, seed, **source.reading)
         number, self._loops = self._loops, self._loops + 1
         return self._loop(number, plan, reader)
 
-    def _loop(self, number: int, plan: Plan, reader: Reader) -> Iterator[Batch]:
+    def steps(self, count: int, *, seed: int = 0) -> Iterator[Turn]:
+        """A loop of so many steps for scripts that make their own data. Each worker has one of the places of a step,
+        and all count alike; what it makes should depend on the step, the place and the number of places alone."""
+        loop = Turns(total_steps=count, seed=seed)
+        number, self._loops = self._loops, self._loops + 1
+        return self._loop(number, TurnPlan(loop, self.virtual_ranks), TurnReader(loop))
+
+    def _loop(self, number: int, plan: Plan, reader: Reader) -> Iterator[Any]:
         self._close_last_loop()
         loop = plan.loop
         self._prepare(number, loop)
@@ -246,7 +265,7 @@ class Job:
         self._inside, how = True, "end"
         self._plan = plan
         cut = self._follow(plan, reader)
-        while self.cursor.step < loop.total_steps and self.cursor.loop == number and not self.cursor.over:
+        while loop.has(self.cursor.step) and self.cursor.loop == number and not self.cursor.over:
             step = self.cursor.step
             parts = plan.parts(step, *self._place())
             try:
@@ -259,6 +278,7 @@ class Job:
             weight = self._begin([part.share for part in parts], plan.batches(step))
             for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
                 self._feed(number, part, weight, first=i == 0, last=i == len(parts) - 1)
+                batch.last = i == len(parts) - 1
                 self._in_body = True
                 try:
                     yield batch
@@ -283,7 +303,7 @@ class Job:
     def _place(self) -> tuple[int, int]:
         return self.world.place if self.world is not None else (0, 1)
 
-    def _read(self, plan: Plan, reader: Reader, parts: list[Part]) -> tuple[list[Part], Iterable[Batch]]:
+    def _read(self, plan: Plan, reader: Reader, parts: list[Part]) -> tuple[list[Part], Iterable[Any]]:
         """The samples of the parts; with a weight all of them are needed before the first is fed."""
         if plan.weight is None:
             return parts, map(reader.read, parts)
@@ -335,7 +355,7 @@ class Job:
         member = self.world.member
         return member.welcome is not None and member.welcome.generation > 0 and number >= member.loops_done - 1
 
-    def _prepare(self, number: int, loop: Loop) -> None:
+    def _prepare(self, number: int, loop: AnyLoop) -> None:
         """What a loop needs, whoever is a member."""
         self.holder.helpers()
         self.holder.loop = number
@@ -351,7 +371,7 @@ class Job:
         if self.passes is not None:
             self.passes.seed = loop.seed
 
-    def _enter(self, number: int, loop: Loop) -> bool:
+    def _enter(self, number: int, loop: AnyLoop) -> bool:
         """Be in this loop; False if the job is past it."""
         if self.world is not None and self.generation == 0:
             if number < self.world.member.loops_done - 1:
@@ -409,7 +429,7 @@ class Job:
     def _follow(self, plan: Plan, reader: Reader) -> tuple[int, int]:
         """Read ahead for this place among the members, from this step on."""
         first, rank, size = self.cursor.step, self.rank, self.size
-        begin = plan.parts(first, *self._place()) if first < plan.loop.total_steps else []
+        begin = plan.parts(first, *self._place()) if plan.loop.has(first) else []
         reader.follow(lambda: plan.ahead(begin, first, rank, size))
         return rank, size
 
