@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stretto.runtime.ledger import AuditError, Fault, Ledger, LedgerError, audit, ledger_files
-from stretto.runtime.order import Loop, indices, micro, slices
+from stretto.runtime.order import Drawn, Loop, Turns, indices, micro, slices
 
 LOOP = Loop(samples=23, size=8, epochs=2, seed=4)
 
@@ -179,6 +179,56 @@ MUTATIONS: list[tuple[str, Callable[[np.ndarray, Loop], np.ndarray]]] = [
     ("missing", lambda part, loop: np.append(part[1:], loop.samples)),
     ("foreign", lambda part, loop: np.append(part, loop.samples)),
 ]
+
+
+REPEATS = [[[5, 5, 1], [5, 2, 2, 2]], [[0], [5, 5]]]
+"""Batches of two epochs with repetition."""
+
+
+def fed_by_one(folder: Path, steps: list[list[int]]) -> tuple[list[str], int]:
+    """Kinds of faults, and how many samples counted."""
+    (only,) = opened(folder, 1)
+    for step, samples in enumerate(steps):
+        only.fed(0, step, 1, samples[:1])
+        only.fed(0, step, 1, samples[1:])
+        only.applied(0, step, 1)
+    only.close()
+    loop = Drawn(lambda epoch: REPEATS[epoch], samples=6, epochs=2)
+    found = audit(ledger_files(folder), {0: loop})
+    return [fault.kind for fault in found.faults], found.samples
+
+
+def test_a_sampler_may_repeat_samples(tmp_path: Path) -> None:
+    assert fed_by_one(tmp_path, [[5, 5, 1], [5, 2, 2, 2], [0], [5, 5]]) == ([], 10)
+
+
+@pytest.mark.parametrize(
+    ("steps", "kinds"),
+    [
+        ([[5, 1], [5, 2, 2, 2], [0], [5, 5]], ["missing", "epoch"]),
+        ([[5, 5, 5, 1], [5, 2, 2, 2], [0], [5, 5]], ["doubled", "epoch"]),
+        ([[5, 5, 1], [5, 2, 2, 5], [0], [5, 5]], ["missing", "doubled", "epoch"]),
+        ([[5, 5, 1], [5, 2, 2, 2], [0, 3], [5, 5]], ["foreign", "epoch"]),
+        ([[5, 5, 1], [5, 2, 2, 2], [0]], ["undone", "epoch"]),
+        ([[5, 5, 1], [5, 2, 2, 2], [0], [5, 5], [1]], ["beyond"]),
+    ],
+)
+def test_what_is_fed_more_or_less_often_than_it_was_drawn_is_found(
+    tmp_path: Path, steps: list[list[int]], kinds: list[str]
+) -> None:
+    assert fed_by_one(tmp_path, steps)[0] == kinds
+
+
+@pytest.mark.parametrize(
+    ("fed", "kinds"), [([0, 1, 2], []), ([0], []), ([0, 2], ["missing"]), ([0, 1, 1], ["doubled"]), ([], ["missing"])]
+)
+def test_each_place_of_a_step_without_samples_counts_once(tmp_path: Path, fed: list[int], kinds: list[str]) -> None:
+    (only,) = opened(tmp_path, 1)
+    for place in fed:
+        only.fed(0, 0, 1, [place])
+    only.applied(0, 0, 1)
+    found = audit(ledger_files(tmp_path), {0: Turns(total_steps=1)})
+    assert [fault.kind for fault in found.faults] == kinds
 
 
 def test_a_fault_names_step_worker_and_generation(tmp_path: Path) -> None:

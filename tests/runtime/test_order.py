@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.runtime.order import (
+    Drawn,
     Loop,
     Order,
     OrderError,
+    Turns,
     indices,
     micro,
+    order_seed,
     owned,
     permutation,
     sample_seed,
@@ -202,3 +205,77 @@ def test_sample_seeds_differ_and_fit_in_a_signed_integer() -> None:
     assert len(seeds) == 3 * 5 * 200
     assert min(seeds) >= 0
     assert max(seeds) < 2**63
+
+
+epochs_of_batches = st.lists(
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=6), min_size=1, max_size=5
+)
+
+
+@given(epochs_of_batches, st.integers(1, 3), st.data())
+def test_drawn_batches_are_those_that_were_given(
+    given_: list[list[list[int]]], accumulate: int, data: st.DataObject
+) -> None:
+    """Whichever step is asked for first, and whatever is known of later ones."""
+    loop = Drawn(lambda epoch: given_[epoch], samples=10, epochs=len(given_), accumulate=accumulate)
+    steps = [
+        (epoch, batches[first : first + accumulate])
+        for epoch, batches in enumerate(given_)
+        for first in range(0, len(batches), accumulate)
+    ]
+    order = Order(loop)
+    for step in data.draw(st.lists(st.integers(0, len(steps) - 1), min_size=1, max_size=8)):
+        epoch, batches = steps[step]
+        assert loop.has(step)
+        assert loop.total_steps > step
+        assert loop.epoch(step) == epoch
+        assert order.indices(step).tolist() == [index for batch in batches for index in batch]
+        assert [order.samples(step, *span) for span in loop.batches(step)] == batches
+    assert not loop.has(len(steps))
+    assert loop.total_steps == len(steps)
+    with pytest.raises(OrderError, match=f"it has steps 0 to {len(steps) - 1}"):
+        loop.epoch(len(steps))
+
+
+@given(loops.filter(lambda loop: loop.shuffle), st.booleans(), st.integers(1, 3))
+def test_a_drawn_permutation_is_cut_like_our_own(loop: Loop, fixed: bool, accumulate: int) -> None:
+    size = -(-loop.size // accumulate)
+    ours = Loop(samples=loop.samples, size=size * accumulate, epochs=loop.epochs, seed=loop.seed)
+    drawn = Drawn(
+        lambda epoch: permutation(loop.samples, loop.seed, epoch),
+        samples=loop.samples,
+        batch=size,
+        epochs=loop.epochs,
+        accumulate=accumulate,
+        length=loop.samples if fixed else None,
+    )
+    order, other = Order(ours), Order(drawn)
+    assert drawn.has(ours.total_steps - 1)
+    assert drawn.total_steps == ours.total_steps
+    for step in range(ours.total_steps):
+        assert (drawn.span(step), drawn.epoch(step)) == (ours.span(step), ours.epoch(step))
+        assert other.indices(step).tolist() == order.indices(step).tolist()
+
+
+def test_each_epoch_is_drawn_once_and_in_order() -> None:
+    """So that whoever counts its calls gives the same in every process."""
+    calls: list[int] = []
+
+    def draw(epoch: int) -> list[int]:
+        calls.append(epoch)
+        return list(range(len(calls)))
+
+    loop = Drawn(draw, samples=9, batch=2, epochs=5)
+    assert [loop.epoch(step) for step in (5, 0, 3, 8)] == [3, 0, 2, 4]
+    assert calls == [0, 1, 2, 3, 4]
+
+
+def test_steps_without_samples_have_seeds_of_their_own() -> None:
+    loop = Turns(total_steps=3, seed=7)
+    assert [loop.has(step) for step in (0, 2, 3)] == [True, True, False]
+    assert len({loop.turn_seed(step, place) for step in range(3) for place in range(4)}) == 12
+    assert loop.turn_seed(1, 2) == sample_seed(7, 1, 2)
+
+
+def test_the_seed_of_an_order_never_changes() -> None:
+    assert order_seed(3, 1) == 4697812382471903040

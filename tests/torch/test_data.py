@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections import namedtuple
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-from stretto.torch.data import Part, Reader
+import stretto.torch as stretto
+from stretto.torch.data import Batch, Part, Reader, Turn
 
 
 class Noisy(Dataset[tuple[float, float, float]]):
@@ -64,3 +69,138 @@ def test_what_was_read_ahead_is_cut_again() -> None:
     reader.read(Part(0, 0, (0, 1)))
     reader.follow(lambda: iter([Part(0, step, (step,)) for step in range(1, 8)]))
     assert reader.read(Part(0, 1, (1,))).indices == (1,)
+
+
+class Keeping(Dataset[Any]):
+    """Augmented with a generator that it keeps, or with one that nobody can find."""
+
+    def __init__(self, rng: Any, *, hidden: bool = False, used: bool = True) -> None:
+        self.draw = rng.random if hidden else None
+        self.parts = SimpleNamespace(transforms=[SimpleNamespace(rng=None if hidden else rng)])
+        self.used = used
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        drawn = 0.0
+        if self.used:
+            drawn = float(self.draw() if self.draw is not None else self.parts.transforms[0].rng.random())
+        return {"x": [torch.tensor(float(index)), drawn > 2.0], "noise": drawn if self.draw is not None else 0.0}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("rng", [np.random.default_rng(0), random.Random(0), np.random.RandomState(0)])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_dataset_with_a_generator_of_its_own_is_refused(workers: int, rng: Any, hidden: bool) -> None:
+    """Where it is found its position tells, else the samples do."""
+    reader = Reader(Keeping(rng, hidden=hidden), seed=5, workers=workers)
+    part = Part(2, 0, (7, 8))
+    reader.follow(lambda: iter([part]))
+    with pytest.raises(stretto.TrainingError, match="sample 7 of epoch 2 is another when it is read again"):
+        reader.read(part)
+
+
+def test_a_generator_that_is_not_used_while_reading_does_no_harm() -> None:
+    part = Part(0, 0, (7, 8))
+    reader = Reader(Keeping(np.random.default_rng(0), used=False), seed=5)
+    assert reader.read(part)["x"][0].tolist() == [7.0, 8.0]
+
+
+class Nans(Dataset[Any]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(float("nan")), np.array([np.nan, index]), float("nan"), "text", torch.tensor([True])
+
+
+def test_missing_values_are_equal_to_themselves() -> None:
+    assert len(Reader(Nans(), seed=0).read(Part(0, 0, (0, 1)))) == 2
+
+
+def test_a_batch_of_dictionaries_is_a_mapping() -> None:
+    data = {"x": torch.ones(2), "label": torch.zeros(2), "step": torch.ones(2)}
+    batch = Batch(data, (3, 4), 0, 9)
+    assert {**batch} == data
+    assert list(batch) == list(data), "unpacks as ever"
+    assert batch["label"] is batch.label is data["label"]
+    assert batch.x is data["x"]
+    assert (batch.step, len(batch), "label" in batch, "other" in batch) == (9, 2, True, False)
+    assert (next(iter(batch.values())), dict(batch.items()), batch.get("other", 5)) == (data["x"], data, 5)
+    with pytest.raises(AttributeError, match="no 'other'; its samples have x, label, step"):
+        _ = batch.other
+    with pytest.raises(KeyError):
+        _ = batch["other"]
+
+
+def test_a_batch_of_pairs_is_a_sequence() -> None:
+    batch = Batch([torch.ones(2), torch.zeros(2)], (3, 4), 0, 9)
+    x, y = batch
+    assert x is batch.x is batch[0]
+    assert y is batch.y is batch[-1]
+    with pytest.raises(TypeError, match="are no dictionaries but collate to a list"):
+        _ = {**batch}
+    with pytest.raises(AttributeError, match="a batch has no 'label'"):
+        _ = batch.label
+
+
+def test_fields_of_named_tuples_and_of_objects() -> None:
+    pair = namedtuple("pair", "image label")
+    assert Batch(pair(1, 2), (0,), 0, 0).label == 2
+    assert Batch(SimpleNamespace(edges=3), (0,), 0, 0).edges == 3
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_batch_moves_with_all_that_is_in_it(last: bool) -> None:
+    pair = namedtuple("pair", "a b")
+    batch = Batch({"x": [torch.ones(2)], "p": pair(torch.ones(1), "text"), "n": 3}, (3, 4), 1, 9)
+    batch.last = last
+    moved = batch.to(torch.float64)
+    assert moved["x"][0].dtype == moved.p.a.dtype == torch.float64
+    assert (moved.p.b, moved["n"]) == ("text", 3)
+    assert (moved.indices, moved.epoch, moved.step, moved.last) == ((3, 4), 1, 9, last)
+    assert batch["x"][0].dtype == torch.float32
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[stretto.Job]:
+    """A world of one."""
+    from stretto.torch import joining
+
+    monkeypatch.setattr(joining, "_joined", None)
+    yield stretto.join()
+    monkeypatch.setattr(joining, "_joined", None)
+
+
+def trained(job: stretto.Job) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = job.model(torch.nn.Linear(1, 1))
+    return model, job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_the_last_pass_of_a_step_is_told(job: stretto.Job) -> None:
+    model, optimizer = trained(job)
+    told = []
+    data = torch.utils.data.TensorDataset(torch.ones(7, 1))
+    for batch in job.batches(data, size=5, per_worker=2):
+        before = model.weight.clone()
+        model(batch.x).mean().backward()
+        optimizer.step()
+        told.append((batch.step, batch.last))
+        assert batch.last == (not torch.equal(before, model.weight))
+    assert told == [(0, False), (0, False), (0, True), (1, True)]
+
+
+def test_steps_of_a_world_of_one(job: stretto.Job) -> None:
+    model, optimizer = trained(job)
+    turns: list[Turn] = []
+    for turn in job.steps(4, seed=2):
+        model(torch.ones(1, 1)).mean().backward()
+        optimizer.step()
+        turns.append(turn)
+    assert [(turn.step, turn.place, turn.places, turn.last) for turn in turns] == [(i, 0, 1, True) for i in range(4)]
+    assert len({turn.seed for turn in turns}) == 4
+    again = next(iter(job.steps(1, seed=2)))
+    assert (again.seed, job.step) == (turns[0].seed, 4)
+    with pytest.raises(ValueError, match="there must be at least 1"):
+        job.steps(0)

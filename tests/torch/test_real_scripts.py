@@ -135,8 +135,9 @@ def test_compiled_models(tmp_path: Path, warm: ForkServer) -> None:
 
 ERRORS = {
     "stream": "has no length",
-    "sized stream": "by its index",
-    "loader": "by its index",
+    "sized stream": "streams are not supported yet",
+    "loader": "size=24, but the DataLoader has batch_size=8",
+    "loader of a stream": "streams are not supported yet",
     "empty": "the dataset has no samples",
     "too short": "the dataset has 10 samples, a global batch 24",
     "short": "the dataset has 10 samples, a global batch 24",

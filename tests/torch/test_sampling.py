@@ -30,7 +30,7 @@ from torch.utils.data import (
 from stretto.backends.local.forkserver import ForkServer
 from stretto.errors import StrettoError
 from stretto.runtime.ledger import audit, ledger_files
-from stretto.runtime.order import Drawn, Loop, Turns
+from stretto.runtime.order import AnyLoop, Drawn, Loop, Turns
 from stretto.testing import Harness
 from stretto.torch import plan as plans
 from stretto.torch import sampling
@@ -355,7 +355,7 @@ def start(folder: Path, warm: ForkServer, count: int, case: dict[str, Any]) -> H
     )
 
 
-def compare(folder: Path, warm: ForkServer, case: dict[str, Any], loop: Any) -> None:
+def compare(folder: Path, warm: ForkServer, case: dict[str, Any], loops: dict[int, AnyLoop]) -> None:
     """Plain PyTorch, one worker alone, and a job that grows from one worker to three and loses one."""
     right = chaos.reference(folder / "plain", {**case, "plain": True}, SCRIPTS / "sampled.py", warm)
     alone = chaos.reference(folder / "alone", case, SCRIPTS / "sampled.py", warm)
@@ -374,7 +374,7 @@ def compare(folder: Path, warm: ForkServer, case: dict[str, Any], loop: Any) -> 
         (folder / "job" / "hurry").touch()
         assert harness.wait_over()["event"] == "done", harness.describe()
         chaos.check_weights(folder / "job", {}, right)
-        audit(ledger_files(folder / "job" / "ledger"), {0: loop}).check()
+        audit(ledger_files(folder / "job" / "ledger"), loops).check()
 
 
 KINDS = [
@@ -398,11 +398,59 @@ def test_as_plain_pytorch_over_the_same_indices(tmp_path: Path, warm: ForkServer
     steps = sampled.drawn(kind)
     lists = [list(itertools.chain(*step)) for step in steps]
     loop = Drawn(lambda _: lists, samples=sampled.SAMPLES)
-    compare(tmp_path, warm, {"kind": kind, "per_worker": 3 if kind == "buckets" else None}, loop)
+    compare(tmp_path, warm, {"kind": kind, "per_worker": 3 if kind == "buckets" else None}, {0: loop})
 
 
 def test_steps_without_a_dataset(tmp_path: Path, warm: ForkServer) -> None:
-    compare(tmp_path, warm, {"steps": 70}, Turns(total_steps=70))
+    compare(tmp_path, warm, {"steps": 70}, {0: Turns(total_steps=70)})
+
+
+def test_a_loop_for_each_epoch(tmp_path: Path, warm: ForkServer) -> None:
+    """Who comes later has not been in the loops before."""
+    import sampled
+
+    sampler, loops = sampled.Buckets(), {}
+    for epoch in range(sampled.EPOCHS):
+        sampler.set_epoch(epoch)
+        found = sampling.Draw(sampler, sampled.dataset, epoch, sets_epoch=False)(0)
+        loops[epoch] = Drawn(dict(enumerate([found])).__getitem__, samples=sampled.SAMPLES)
+    compare(tmp_path, warm, {"kind": "buckets", "epochwise": True}, loops)
+
+
+@pytest.mark.parametrize("case", [{"kind": "buckets", "bitwise": True}, {"steps": 70, "bitwise": True}], ids=str)
+def test_bits_do_not_depend_on_the_number_of_workers(tmp_path: Path, warm: ForkServer, case: dict[str, Any]) -> None:
+    right = chaos.reference(tmp_path / "alone", case, SCRIPTS / "sampled.py", warm)
+    with start(tmp_path / "job", warm, 3, case) as harness:
+        harness.wait_members(3)
+        harness.worker(harness.members()[1]).kill()
+        harness.wait_members(2)
+        (tmp_path / "job" / "hurry").touch()
+        assert harness.wait_over()["event"] == "done", harness.describe()
+        chaos.check_weights(tmp_path / "job", case, right)
+
+
+def test_all_are_killed(tmp_path: Path, warm: ForkServer) -> None:
+    """Others go on from a checkpoint in the middle of a curriculum, whose earlier epochs they draw once more."""
+    case = {"kind": "curriculum"}
+    right = chaos.reference(tmp_path / "plain", {**case, "plain": True}, SCRIPTS / "sampled.py", warm)
+    job = start(tmp_path / "job", warm, 2, case)
+    job.environment["STRETTO_CHECKPOINT_S"] = "0.2"
+    with job as harness:
+        harness.wait(lambda: harness.over or _saved(tmp_path / "job") > 12, "a checkpoint of a later epoch")
+        for worker in harness.workers:
+            worker.kill()
+        harness.launch(2)
+        harness.wait(lambda: set(harness.members()) == {"w2", "w3"} or harness.over, "the others are there")
+        formed = harness.last("formed")
+        assert formed is not None
+        assert formed["applied"] > 12, "it went on from the checkpoint"
+        (tmp_path / "job" / "hurry").touch()
+        assert harness.wait_over()["event"] == "done", harness.describe()
+        chaos.check_weights(tmp_path / "job", case, right)
+
+
+def _saved(folder: Path) -> int:
+    return max((int(path.name.split("-")[1]) for path in folder.glob("checkpoints/step-*")), default=0)
 
 
 def test_samplers_that_differ_between_workers_end_the_job(tmp_path: Path, warm: ForkServer) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,8 @@ def position(generator: Any) -> str:
 
 
 def _inside(part: Any) -> list[Any]:
-    if isinstance(part, Mapping):
-        return list(part.values())[:_WIDTH]
-    if isinstance(part, (list, tuple)):
-        return list(part[:_WIDTH])
-    return list(getattr(part, "__dict__", {}).values())[:_WIDTH]
+    """Of plain containers and objects: others may have to read a file to say what is in them."""
+    known = part.values() if isinstance(part, dict) else part
+    if not isinstance(part, (dict, list, tuple)):
+        known = getattr(part, "__dict__", {}).values()
+    return list(itertools.islice(known, _WIDTH))

@@ -118,7 +118,7 @@ def drawn(kind: str) -> list[list[list[int]]]:
     order = given.get("sampler", given.get("batch_sampler"))
     steps = []
     for epoch in range(EPOCHS):
-        seed = order_seed(SEED, epoch)
+        seed = order_seed(epoch, 0) if CASE.get("epochwise") else order_seed(SEED, epoch)
         random.seed(seed)
         torch.manual_seed(seed)
         own.manual_seed(seed + 1)
@@ -146,18 +146,25 @@ def by_hand(net: nn.Module) -> int:
 
 
 def by_job(net: nn.Module) -> int:
-    job = stretto.join()
+    job = stretto.join(consistency="bitwise" if CASE.get("bitwise") else None)
     job.model(net)
     optimizer = job.optimizer(torch.optim.Adam(net.parameters(), lr=0.01))
     given = {"dataset": dataset, **KINDS[CASE["kind"]]()}
     accumulate = given.get("accumulate", 1)
-    loop = job.batches(given.pop("dataset"), epochs=EPOCHS, seed=SEED, per_worker=CASE.get("per_worker"), **given)
-    for batch in loop:
+    options = {"seed": SEED, "per_worker": CASE.get("per_worker")}
+    for batch in epochwise(job, given) if CASE.get("epochwise") else job.batches(**given, epochs=EPOCHS, **options):
         ((net(batch.x) - batch.y).square().mean() / accumulate).backward()
         optimizer.step()
         optimizer.zero_grad()
         pause(job)
     return job.step
+
+
+def epochwise(job: Any, given: dict[str, Any]) -> Iterator[stretto.Batch]:
+    """A loop for each epoch; the script says which it is."""
+    for epoch in job.epochs(EPOCHS):
+        given["batch_sampler"].set_epoch(epoch)
+        yield from job.batches(**given, seed=epoch)
 
 
 def turn_data(step: int) -> tuple[Tensor, Tensor]:
@@ -179,7 +186,7 @@ def steps_by_hand(net: nn.Module) -> int:
 
 def steps_by_job(net: nn.Module) -> int:
     """Every place has as many rows, so that their mean is that of all."""
-    job = stretto.join()
+    job = stretto.join(consistency="bitwise" if CASE.get("bitwise") else None)
     job.model(net)
     optimizer = job.optimizer(torch.optim.Adam(net.parameters(), lr=0.01))
     for turn in job.steps(CASE["steps"], seed=SEED):

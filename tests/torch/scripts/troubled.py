@@ -46,6 +46,7 @@ datasets: dict[str, Any] = {
     "stream": Stream(),
     "sized stream": SizedStream(),
     "loader": DataLoader(pairs, batch_size=8),
+    "loader of a stream": DataLoader(Stream(), batch_size=24),
     "empty": TensorDataset(outcome.x[:0], outcome.y[:0]),
     "short": TensorDataset(outcome.x[:10], outcome.y[:10]),
     "too short": TensorDataset(outcome.x[:10], outcome.y[:10]),
