@@ -158,18 +158,20 @@ def _apart(
             hint="its batch_size is the size of the global batch: leave size out, or make them equal",
         )
     inner: Any = loader.sampler
-    shuffles = None
-    if type(inner) is SequentialSampler and inner.data_source is loader.dataset:
+    shuffles: bool | None = None
+    if isinstance(inner, SequentialSampler) and _is_plain(inner, loader.dataset):
         shuffles = False
-    elif type(inner) is RandomSampler and _is_plain(inner, loader.dataset):
+    elif isinstance(inner, RandomSampler) and _is_plain(inner, loader.dataset):
         shuffles = True
     given = inner if shuffles is None else None
     return loader.dataset, _Ordering(loader.batch_size, given, None, shuffles, loader.drop_last)
 
 
 def _is_plain(sampler: Any, dataset: Any) -> bool:
-    """A permutation of the dataset, as we make them."""
-    return sampler.data_source is dataset and not sampler.replacement and sampler.num_samples == len(dataset)
+    """All samples of the dataset once, as we give them; not a class of the script's that does something else."""
+    if type(sampler) not in (SequentialSampler, RandomSampler) or sampler.data_source is not dataset:
+        return False
+    return type(sampler) is SequentialSampler or (not sampler.replacement and sampler.num_samples == len(dataset))
 
 
 def _check_order(
