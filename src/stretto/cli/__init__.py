@@ -45,6 +45,7 @@ for _verb, _where, _help in (
     ("down", "server:down", "Stop it; jobs go on for a grace."),
     ("controller", "controller:controller", "Run jobs on Kubernetes."),
     ("run", "run:run", "Run a script or command as a job, and follow it. Options of the script come after --."),
+    ("check", "check:check", "Check that a script trains the same at any number of workers."),
     ("submit", "submit:submit", "Submit a job file."),
     ("ps", "jobs:ps", "List jobs."),
     ("show", "jobs:show_", "Show one job."),

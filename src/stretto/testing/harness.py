@@ -84,8 +84,9 @@ class Harness:
         options: Mapping[str, float] | None = None,
         warm: ForkServer | None = None,
         network: Network | None = None,
+        cwd: Path | None = None,
     ) -> None:
-        self.warm, self.network = warm, network
+        self.warm, self.network, self.cwd = warm, network, cwd
         self.folder, self.command = folder, list(command)
         self.workers: list[Worker] = []
         self.events: list[dict[str, Any]] = []
@@ -167,7 +168,7 @@ class Harness:
             "STRETTO_WORKER": name, "STRETTO_HOST": self._host(name), "STRETTO_FOLDER": str(self.folder),
         }  # fmt: skip
         command = self._placed(name, self.command)
-        worker = Worker(name, launch(command, env=environment, log=log, warm=self.warm), log)
+        worker = Worker(name, launch(command, env=environment, cwd=self.cwd, log=log, warm=self.warm), log)
         with self.changed:
             self.workers.append(worker)
         return worker

@@ -23,7 +23,7 @@ from stretto.runtime.ledger import SUFFIX, Ledger
 from stretto.runtime.member import Evicted
 from stretto.runtime.messages import Bye
 from stretto.runtime.order import AnyLoop, Turns
-from stretto.torch import checks, flags, sampling
+from stretto.torch import checks, flags, recording, sampling
 from stretto.torch import gate as gates
 from stretto.torch import plan as plans
 from stretto.torch.bitwise import VirtualReducer
@@ -256,6 +256,7 @@ class Job:
 
     def _loop(self, number: int, plan: Plan, reader: Reader) -> Iterator[Any]:
         self._close_last_loop()
+        recording.enter(self)
         loop = plan.loop
         self._prepare(number, loop)
         if self._comes_late(number):
@@ -497,6 +498,7 @@ class Job:
         if found.stop:
             # In what is saved, too. Newcomers would not know: they come in with the next loop.
             self.cursor = self.cursor._replace(over=1)
+        self._stopping |= recording.settled(self)
         plain = not self._save()
         if world is None:
             return bool(found.stop)
