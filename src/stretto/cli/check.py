@@ -28,10 +28,12 @@ def check(
     *arguments: Annotated[str, Parameter(help="Its arguments; options after --.")],
     steps: Annotated[int, Parameter(help="How many steps of every run are compared.")] = 50,
     timeout: Annotated[float, Parameter(help="Seconds after which a run counts as hung.")] = 300.0,
-    keep: Annotated[Path | None, Parameter(help="A new folder for logs and records; default: they are deleted.")] = None,
+    keep: Annotated[
+        Path | None, Parameter(help="A new folder for logs and records; default: they are deleted.")
+    ] = None,
     json: Json = False,
 ) -> int:
-    """Run a script at 1, 2 and 3 workers and through a growth, a kill and a leave; compare every tensor with one worker's.
+    """Run a script at 1, 2 and 3 workers and with a growth, a kill and a leave; compare all with one worker's.
 
     Options of the script come after --, as in: stretto check train.py --steps 50 -- --epochs 10
     """
@@ -82,9 +84,6 @@ def _warm(python: str) -> ForkServer:
 def _print(verdict: Verdict) -> None:
     headings = ["run", "workers", "steps", "largest difference", "parts at", "faults"]
     show.columns(headings, [_cells(row) for row in verdict.rows], right=("steps", "largest difference"))
-    stacks = next((row.stacks for row in verdict.rows if row.stacks), "")
-    if stacks:
-        print(f"\n{stacks}")
     print()
     for sentence in verdict.findings:
         print(sentence)
@@ -94,14 +93,21 @@ def _print(verdict: Verdict) -> None:
         print(f"- {sentence}")
     for sentence in verdict.notes:
         print(f"note: {sentence}")
+    for row in verdict.rows:
+        if row.stacks:
+            print(f"where the workers of that run were:\n{row.stacks}")
     if verdict.equal:
         print("equal: the result does not depend on the number of workers, nor on what happens to them")
 
 
 def _cells(row: Row) -> list[str]:
+    from stretto.testing.checking import NUDGED
+
     found = row.comparison
     parting = found.parting if found is not None else None
-    where = f"step {parting.step}, {parting.name}" if parting is not None else ("-" if found is not None else "")
+    where = f"step {parting.step}, {parting.name}" if parting is not None else "-"
+    if found is None or row.run == NUDGED:  # What others are compared with: there is nothing that it should be.
+        where = ""
     faults = ", ".join(fault if struck else f"{fault} not tried" for fault, struck in row.faults.items())
     return [
         row.run,

@@ -1,14 +1,15 @@
 """Is a script right? It is run at several sizes, undisturbed and disturbed, and compared with itself on one worker.
 
-Every run is a job of real processes (`Harness`) in a copy of the working folder, which ends after so many steps; what the
-workers hold is recorded by `stretto.torch.recording`. The disturbed run grows, loses its leader and shrinks; it is
-led from step to step, so that a fault strikes where it is to strike however fast the script is. What is judged, and how, is
-in `comparing`.
+Every run is a job of real processes (`Harness`) in a copy of the working folder, which ends after so many steps; what
+the workers hold is recorded by `stretto.torch.recording`. The disturbed run grows, loses its leader and shrinks; it is
+led from step to step, so that a fault strikes where it is to strike however fast the script is. What is judged, and
+how, is in `comparing`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -128,8 +129,6 @@ class Check:
         self.runs[name] = found
         if not error and not max(found, default=0):
             error = "it ended without a step: it never went through a loop of job.batches()"
-        if not error and self._reference_steps() >= self.steps > max(found):
-            error = f"it ended after {max(found)} of {self._reference_steps()} steps"
         seconds = time.monotonic() - began_s
         comparison = None
         if name != ALONE and found:
@@ -180,8 +179,9 @@ class Check:
             drawn = {name for records in self.runs[ALONE].values() for record in records for name in record.drawn}
             hint = f" (it draws from {', '.join(sorted(drawn))} in its body)" if drawn else ""
             yield (
-                f"two runs on one worker differ by themselves: their first updates are {_share(off)} apart, so nothing can be compared; seed "
-                f"what is random before the data and the model are made{hint}: torch.manual_seed(0), random.seed(0), numpy.random.seed(0)"
+                f"two runs on one worker differ by themselves: their first updates are {_share(off)} apart, so nothing "
+                f"can be compared; seed what is random before the data and the model are made{hint}: "
+                "torch.manual_seed(0), random.seed(0), numpy.random.seed(0)"
             )
             return
         alone = max(self.runs[ALONE], default=0)
@@ -192,8 +192,8 @@ class Check:
                 yield f"{row.run}: {sentence(row.comparison)}"
             if not row.error and row.steps != alone and min(row.steps, alone) < self.steps:
                 yield (
-                    f"{row.run}: it ended after {row.steps} steps, on one worker after {alone}: when it stops depends on "
-                    "the slice that a worker sees (a loss of its own)"
+                    f"{row.run}: it ended after {row.steps} steps, on one worker after {alone}: when it stops "
+                    "depends on the slice that a worker sees (a loss of its own), or on what happens to it"
                 )
 
     def _not_tried(self) -> Iterable[str]:
@@ -224,6 +224,7 @@ class Led:
         self.harness, self.record, self.timeout_s = harness, record, timeout_s
         self.plan, self.held = plan, held
         self._victim: Worker | None = None
+        self._killed: list[str] = []
         self.struck: dict[str, None] = {}
         self._until_s = time.monotonic() + timeout_s
 
@@ -239,7 +240,21 @@ class Led:
                 where = _last_frame(stacks)
                 names = ", ".join(worker.name for worker in running)
                 return f"it did not end within {self.timeout_s:g} s: {names} still ran{where}", stacks
+            self.struck = {fault: None for fault in self.struck if self._came_of(fault)}
             return self._error(), ""
+
+    def _came_of(self, fault: str) -> bool:
+        """Whether the job went on with what was done to it."""
+        formed = [event for event in self.harness.events if event["event"] == "formed"]
+        sizes = [len(event["members"]) for event in formed]
+        if fault == "growth":
+            return any(after > before for before, after in itertools.pairwise(sizes))
+        if fault == "kill":
+            return any(set(self._killed) & set(event["members"]) for event in formed) and any(
+                not set(self._killed) & set(event["members"]) for event in formed
+            )
+        left = {e["number"] for e in self.harness.events if e["event"] == "announced" and e["planned"] and e["leavers"]}
+        return any(event["number"] in left for event in formed)
 
     def _lead(self) -> None:
         """Step by step, until everything was done that is to be done."""
@@ -249,7 +264,7 @@ class Led:
             self._see_off()
             if self._ended():
                 return
-            if self._underway():
+            if self._underway() or self._expected():
                 # Connections are made beside the training: steps that take no time would leave none for it.
                 time.sleep(_UNDERWAY_S)
             elif not waiting:
@@ -270,15 +285,16 @@ class Led:
         members = self.harness.members()
         if fault == "growth":
             self.harness.want(len(members) + 2)
-            return self._announced(len(members) + 2)
+            return self._announced()
         if len(members) < 2:
             return False
         if fault == "leave":
             self.harness.want(len(members) - 1)
-            return self._announced(len(members) - 1)
+            return self._announced()
         # It kills itself in its next backward pass, while the others wait for its gradients.
         (self.record / f"kill-{members[0]}").touch()
         self._victim = self.harness.worker(members[0])
+        self._killed.append(members[0])
         return True
 
     def _see_off(self) -> None:
@@ -288,16 +304,18 @@ class Led:
             victim.kill()
             self._wait(lambda: not victim.running, "the end of a worker that was killed")
 
-    def _announced(self, members: int) -> bool:
+    def _announced(self) -> bool:
         """Whether the change has been made known, so that the next steps take it up."""
-
-        def known() -> bool:
-            newest = self.harness.last("announced")
-            return newest is not None and newest["planned"] and len(newest["members"]) == members
-
         with contextlib.suppress(HarnessError):
-            self.harness.wait(lambda: known() or self._ended(), "a change", min(_MOVE_S, self._left_s()))
-        return known()
+            patience_s = min(_MOVE_S, self._left_s())
+            self.harness.wait(lambda: self._underway() or self._ended(), "a change", patience_s)
+        return self._underway()
+
+    def _expected(self) -> bool:
+        """Newcomers come in one after the other: whether the next one is known by now, if there is one."""
+        known = {*self.harness.members(), *(worker.name for worker in self.harness.workers if not worker.running)}
+        late = [worker for worker in self.harness.workers if worker.name not in known]
+        return bool(late) and "kill" not in self.struck and self._announced()
 
     def _underway(self) -> bool:
         announced, formed = self.harness.last("announced"), self.harness.last("formed")
@@ -324,13 +342,15 @@ class Led:
         for worker in running:
             worker.process.signal(signal.SIGUSR1)
         with contextlib.suppress(HarnessError):
-            self.harness.wait(lambda: all(_FRAME.search(w.text(), before[w.name]) for w in running), "stacks", _STACKS_S)
+            self.harness.wait(
+                lambda: all(_FRAME.search(w.text(), before[w.name]) for w in running), "stacks", _STACKS_S
+            )
         return "\n".join(f"-- {worker.name}\n{worker.text()[before[worker.name] :].strip()}" for worker in running)
 
     def _error(self) -> str:
         """Of a run that has ended: the script's own last word."""
         failed = self.harness.last("failed")
-        ended = [worker for worker in self.harness.workers if worker.status not in (0, None, -signal.SIGKILL)]
+        ended = [w for w in self.harness.workers if w.status not in (0, None) and w.name not in self._killed]
         if failed is not None:
             return f"it failed: {_last_line(failed['reason'])}"
         if ended and not (self.harness.last("done") is not None and all(w.status == _OUT for w in ended)):
@@ -342,6 +362,7 @@ class Led:
 
 _OUT = 75
 """Of a worker that came when the job was over, or was put out."""
+_LIBRARY = re.compile(r"/site-packages/|/lib/python3|/stretto/(torch|runtime|backends)/|^<")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)$', re.MULTILINE)
 
 
@@ -358,15 +379,17 @@ def sentence(comparison: Comparison) -> str:
     parting = comparison.parting
     if parting is None:
         return "equal"
-    more = f"; {parting.count} of {parting.of} differ, most of all {parting.worst} by {_share(parting.worst_difference)}"
+    more = (
+        f"; {parting.tensors} of {parting.of} differ, most of all {parting.worst} by {_share(parting.worst_difference)}"
+    )
     return (
         f"parts from one worker at step {parting.step}, in {parting.name}, by {_share(parting.difference)} of its norm"
-        + (more if parting.count > 1 else "")
+        + (more if parting.tensors > 1 else "")
     )
 
 
 def mirror(source: Path, target: Path, aside: Path) -> list[str]:
-    """A copy of a folder to run in. What is hidden, an environment or large is linked instead; which files are, is told."""
+    """A copy of a folder to run in. What is hidden, an environment or large is linked; which files are is told."""
     linked: list[str] = []
     left = COPIED_BYTES
     for folder, folders, files in os.walk(source):
@@ -411,8 +434,8 @@ def _last_line(text: str) -> str:
 
 def _last_frame(stacks: str) -> str:
     """Where the main thread of the first worker was: the innermost frame that is not ours, nor a library's."""
-    main = stacks.rpartition("Current thread")[2].partition("\n-- ")[0]
-    frames = [found for found in _FRAME.findall(main) if "site-packages" not in found[0] and "/stretto/" not in found[0]]
+    main = stacks.partition("Current thread")[2].partition("\n-- ")[0]
+    frames = [found for found in _FRAME.findall(main) if not _LIBRARY.search(found[0])]
     return f", in {frames[0][2]} ({Path(frames[0][0]).name}, line {frames[0][1]})" if frames else ""
 
 
@@ -426,7 +449,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _plain_row(row: Row) -> dict[str, Any]:
     found = row.comparison
-    parting = found.parting if found is not None else None
+    parting = found.parting if found is not None and row.run != NUDGED else None
     return {
         "run": row.run,
         "workers": row.workers,
@@ -436,7 +459,7 @@ def _plain_row(row: Row) -> dict[str, Any]:
         "largest_difference": _finite(found.largest) if found is not None else None,
         "first_difference": None if parting is None else {
             "step": parting.step, "tensor": parting.name, "difference": _finite(parting.difference),
-            "tensors": parting.count, "of": parting.of, "worst": parting.worst,
+            "tensors": parting.tensors, "of": parting.of, "worst": parting.worst,
             "worst_difference": _finite(parting.worst_difference),
         },
         "growth": [[step, _finite(difference)] for step, difference in found.growth] if found is not None else [],

@@ -1,13 +1,14 @@
 """Two runs of a script, told apart by the digests that their workers wrote: where they part, by how much, and why.
 
-Pure: records in, values out. Differences are relative by norm. Rounding alone makes runs differ, and in some trainings it
-grows from step to step: how much it does is measured by a run on one worker that began with every parameter's last bit
-changed (the yardstick). What is allowed of a tensor at a step is what its type allows, or a multiple of what the yardstick
-is off there.
+Pure: records in, values out. Differences are relative by norm. Rounding alone makes runs differ, and in some trainings
+it grows from step to step: how much it does is measured by a run on one worker that began with every parameter's last
+bit changed (the yardstick). What is allowed of a tensor at a step is what its type allows, or a multiple of what the
+yardstick is off there.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ class Part(NamedTuple):
     kind: str
     """`parameter`, `buffer`, `optimizer KEY` or `value`."""
     dtype: str
-    count: int
+    numel: int
     values: Values
     """Its digest."""
 
@@ -72,7 +73,7 @@ class Parting(NamedTuple):
     name: str
     """The first that is, in the order of the model."""
     difference: float
-    count: int
+    tensors: int
     """How many are."""
     of: int
     worst: str
@@ -133,9 +134,9 @@ def _record(meta: dict[str, Any], values: Values) -> Record:
 def compare(reference: Run, other: Run, yardstick: Run) -> Comparison:
     """A run beside the undisturbed one on one worker."""
     steps = [step for step in reference if step in other]
-    off: dict[str, tuple[float, str]] = {}
     parting: Parting | None = None
-    largest, scales = 0.0, ()
+    largest = 0.0
+    scales: tuple[Scale, ...] = ()
     blurred: dict[str, None] = {}
     growth: list[tuple[int, float]] = []
     for step in steps:
@@ -148,7 +149,7 @@ def compare(reference: Run, other: Run, yardstick: Run) -> Comparison:
         at_most = max(judged.values(), default=0.0)
         growth.append((step, at_most))
         largest = max(largest, at_most)
-        off = {n: (d, here.parts[n].kind if n in here.parts else "") for n, d in judged.items() if d > allowed[n]}
+        off = {name: (distance, _kind(here, name)) for name, distance in judged.items() if distance > allowed[name]}
         if off and parting is None:
             parting = _parting(step, off, len(found))
             before = max((earlier for earlier in steps if earlier < step), default=None)
@@ -183,12 +184,12 @@ def distances(here: Record, there: Record) -> dict[str, float]:
 
 
 def _distance(here: Part, there: Part, floor: float) -> float:
-    if here.count != there.count:
+    if here.numel != there.numel:
         return math.inf
     if not (np.isfinite(here.values).all() and np.isfinite(there.values).all()):
         return 0.0 if np.array_equal(here.values, there.values, equal_nan=True) else math.inf
     difference = _norm(here.values - there.values)
-    scale = max(_norm(here.values), _norm(there.values), floor * math.sqrt(here.count))
+    scale = max(_norm(here.values), _norm(there.values), floor * math.sqrt(here.numel))
     return difference / scale if difference else 0.0
 
 
@@ -199,7 +200,7 @@ def _floors(record: Record) -> dict[str, float]:
     for part in record.parts.values():
         if part.kind not in ("buffer", "value") and np.isfinite(part.values).all():
             squares[part.kind] = squares.get(part.kind, 0.0) + _norm(part.values) ** 2
-            counts[part.kind] = counts.get(part.kind, 0) + part.count
+            counts[part.kind] = counts.get(part.kind, 0) + part.numel
     return {kind: _FLOOR * math.sqrt(square / max(counts[kind], 1)) for kind, square in squares.items()}
 
 
@@ -228,19 +229,23 @@ def replicas_part(run: Run) -> Parting | None:
                 continue
             found = distances(leader, record)
             off = {
-                name: (distance, leader.parts[name].kind if name in leader.parts else "")
+                name: (distance, _kind(leader, name))
                 for name, distance in found.items()
-                if distance > tolerance(leader, name) / 100 and leader.parts[name].kind != "buffer"
+                if distance > tolerance(leader, name) / 100 and _kind(leader, name) != "buffer"
             }
             if off:
                 return _parting(step, off, len(found))
     return None
 
 
+def _kind(record: Record, name: str) -> str:
+    return record.parts[name].kind if name in record.parts else ""
+
+
 def goes_its_own_way(reference: Run, yardstick: Run) -> float:
     """How far apart the first updates of two runs on one worker are; 0 if they are those of the same training."""
     steps = [step for step in reference if step in yardstick]
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in itertools.pairwise(steps):
         here = _update(reference[before][0], reference[after][0], "parameter")
         there = _update(yardstick[before][0], yardstick[after][0], "parameter")
         size = _norm(here)
@@ -250,12 +255,11 @@ def goes_its_own_way(reference: Run, yardstick: Run) -> float:
     return 0.0
 
 
-def _scales(
-    before: Record, here: Record, other_before: Record, there: Record, off: Iterable[str]
-) -> Iterator[Scale]:
-    """Of every kind that is off: the update, in size and direction, beside that of one worker."""
-    kinds = dict.fromkeys(here.parts[name].kind for name in off if name in here.parts)
-    for kind in kinds:
+def _scales(before: Record, here: Record, other_before: Record, there: Record, off: Iterable[str]) -> Iterator[Scale]:
+    """Of parameters and moments that are off: the update, in size and direction, beside that of one worker."""
+    for kind in dict.fromkeys(_kind(here, name) for name in off):
+        if not kind.startswith(("parameter", "optimizer")):
+            continue
         mine, theirs = _update(before, here, kind), _update(other_before, there, kind)
         if len(mine) != len(theirs) or not (np.isfinite(mine).all() and np.isfinite(theirs).all()):
             continue
@@ -269,7 +273,7 @@ def _update(before: Record, after: Record, kind: str) -> Values:
     changes = [
         part.values - before.parts[name].values if name in before.parts else part.values
         for name, part in after.parts.items()
-        if part.kind == kind and (name not in before.parts or before.parts[name].count == part.count)
+        if part.kind == kind and (name not in before.parts or before.parts[name].numel == part.numel)
     ]
     return np.concatenate(changes) if changes else np.zeros(0)
 
@@ -303,18 +307,18 @@ def causes(reference: Run, cases: Sequence[Case]) -> list[str]:
 
 
 _ONLY_DISTURBED = (
-    "only the disturbed run differs: something that the script relies on is not part of the job's state (a counter, an average "
-    "or a list of its own: register it with job.keep), or its body changes something each time it runs (a batch is done "
-    "again after a loss, and a newcomer rehearses)"
+    "only the disturbed run differs: something that the script relies on is not part of the job's state (a counter, "
+    "an average or a list of its own: register it with job.keep), or its body changes something each time it runs "
+    "(a batch is done again after a loss, and a newcomer rehearses)"
 )
 _BUFFERS = (
-    "only buffers differ: the model keeps statistics of the samples that it is given, and those of a worker are a slice of "
-    "the batch"
+    "only buffers differ: the model keeps statistics of the samples that it is given, and those of a worker are a "
+    "slice of the batch"
 )
 _SLICES = (
-    "the workers agree with each other, and not with one worker: the loss is not a mean over the samples that it was given "
-    "(say what it is a mean over with weight=), compares samples of a batch with each other (each worker sees its slice only), "
-    "or the body uses job.rank, job.size or the length of its slice"
+    "the workers agree with each other, and not with one worker: the loss is not a mean over the samples that it was "
+    "given (say what it is a mean over with weight=), compares samples of a batch with each other (each worker sees "
+    "its slice only), or the body uses job.rank, job.size or the length of its slice"
 )
 
 
@@ -328,8 +332,9 @@ def _sum_loss(calm: Sequence[Case]) -> Iterator[str]:
                 break
     if seen:
         yield (
-            f"an update is {', '.join(seen)} workers of what it is on one: the loss is a sum, or a sum divided by the global "
-            "size; make it a mean over the samples that the body was given (batch.x), and the runtime weighs the slices"
+            f"an update is {', '.join(seen)} workers of what it is on one: the loss is a sum, or a sum divided by the "
+            "global size; make it a mean over the samples that the body was given (batch.x), and the runtime weighs "
+            "the slices"
         )
 
 
@@ -339,8 +344,8 @@ def _randomness(reference: Run) -> Iterator[str]:
     if any(name.startswith("torch") for name in drawn):
         where = f"dropout ({_listed(dropout)}) or torch.rand" if dropout else "torch.rand or the like"
         yield (
-            f"the body draws random numbers of torch ({where}): they are drawn for a slice, so they depend on the number of workers; "
-            'with consistency="bitwise" they do not, nor in the dataset'
+            f"the body draws random numbers of torch ({where}): they are drawn for a slice, so they depend on the "
+            'number of workers; with consistency="bitwise" they do not, nor in the dataset'
         )
     others = [name for name in drawn if not name.startswith("torch")]
     if others:
@@ -362,13 +367,17 @@ def _normalisation(reference: Run) -> Iterator[str]:
 def _replicas(parted: Sequence[Case]) -> Iterator[str]:
     for case in parted:
         found = case.comparison.replicas
-        if found is not None:
-            yield (
-                f"the workers differ from each other after step {found.step}, in {found.name}: each decides by something of its own (the "
-                "loss of its slice that goes to a scheduler or an if, job.rank, a random number), or changes something that was "
-                "not registered (job.model, job.optimizer)"
+        if found is None:
+            continue
+        told = f"the workers differ from each other after step {found.step}, in {found.name}: "
+        if found.kinds == ("value",):
+            yield told + "each gives a scheduler or its options a number of its own, such as the loss of its slice"
+        else:
+            yield told + (
+                "each decides by something of its own (the loss of its slice, job.rank, a random number, a counter), "
+                "or changes something that was not registered (job.model, job.optimizer)"
             )
-            return
+        return
 
 
 def _trait(reference: Run, name: str) -> list[str]:

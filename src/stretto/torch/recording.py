@@ -1,4 +1,4 @@
-"""What `stretto check` sees of a script: digests of all that a worker holds, step by step, asked for by variables alone.
+"""What `stretto check` sees of a script: digests of all that a worker holds, step by step. Variables ask for it:
 
 | variable | meaning |
 |---|---|
@@ -7,7 +7,9 @@
 | STRETTO_RECORD_EVERY | every so many steps, besides the first ones and the last |
 | STRETTO_RECORD_START | a file: the state to begin with; whoever finds none writes it |
 | STRETTO_RECORD_NUDGE | 1: begin with every parameter changed by its last bit, to see how much rounding grows |
-| STRETTO_RECORD_HOLD | steps after which to wait for a file `go-STEP` in the folder; one called `kill-WORKER` kills the worker in its next backward pass |
+| STRETTO_RECORD_HOLD | steps after which to wait for a file `go-STEP` in the folder |
+
+After a wait, a file `kill-WORKER` in the folder kills that worker in its next backward pass.
 
 A digest is short, and yet says how far two tensors are apart: up to 256 values are kept as they are, of more of them
 they are added up with fixed random signs into 256 sums, whose difference has the norm of the tensors' difference
@@ -260,7 +262,7 @@ def _die_in_backward(holder: Holder) -> None:
     """As the kernel would end it, while the others wait for its gradients."""
     for parameter in holder.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
+            parameter.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[no-untyped-call]
 
 
 def _generators(device: torch.device) -> dict[str, bytes]:
@@ -271,7 +273,9 @@ def _generators(device: torch.device) -> dict[str, bytes]:
     found = {
         "torch": b"" if (left, following) == (1, 0) else state,
         "random": b"" if python[-1] == len(python) - 1 else repr(python).encode(),
-        "numpy.random": b"" if array["pos"] == len(array["key"]) else array["key"].tobytes() + bytes([array["pos"] % 256]),
+        "numpy.random": b""
+        if array["pos"] == len(array["key"])
+        else array["key"].tobytes() + bytes([array["pos"] % 256]),
     }
     if device.type == "cuda":
         seed_and_offset = torch.cuda.get_rng_state(device).numpy().tobytes()
