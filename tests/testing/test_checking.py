@@ -78,10 +78,17 @@ def test_weights_need_no_seed(tmp_path: Path, warm: ForkServer) -> None:
     assert any("does not seed its weights" in note for note in verdict.notes)
 
 
+def test_a_script_that_is_random_by_itself_cannot_be_compared(tmp_path: Path, warm: ForkServer) -> None:
+    verdict = checked(tmp_path, warm, "random data", sizes=())
+    (finding,) = verdict.findings
+    assert finding.startswith("two runs on one worker differ by themselves")
+    assert verdict.causes == ()
+
+
 def test_a_training_too_short_for_faults_is_not_called_right(tmp_path: Path, warm: ForkServer) -> None:
     verdict = checked(tmp_path, warm, "right", "1", sizes=())
     assert not verdict.equal
-    assert verdict.findings[0].startswith("not tried: kill, leave; 4 steps")
+    assert verdict.findings[0].startswith("not tried: kill, leave; its 4 steps")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -162,9 +162,11 @@ class Check:
             for row in self.rows
             if row.comparison is not None and row.run != NUDGED
         ]
-        causes = [] if self._own_way() else comparing.causes(self.runs[ALONE], cases)
+        rows, causes = self.rows, comparing.causes(self.runs[ALONE], cases)
+        if self._own_way():  # Then differences mean nothing.
+            rows, causes = [r if r.run == NUDGED else replace(r, comparison=None) for r in rows], []
         return Verdict(
-            script=" ".join(self.command), rows=tuple(self.rows), findings=tuple(findings), causes=tuple(causes),
+            script=" ".join(self.command), rows=tuple(rows), findings=tuple(findings), causes=tuple(causes),
             notes=(*self.notes, *self._remarks()),
         )  # fmt: skip
 
@@ -202,7 +204,7 @@ class Check:
             missing += [fault for fault in FAULTS if row.run == DISTURBED and fault not in row.faults]
             if missing and not row.error:
                 yield (
-                    f"not tried: {', '.join(missing)}; {self._reference_steps()} steps were over before: "
+                    f"not tried: {', '.join(missing)}; its {row.steps} steps were over before: "
                     "check more steps, or a longer training"
                 )
 
@@ -210,7 +212,7 @@ class Check:
         if any(record.own_start for run in self.runs.values() for records in run.values() for record in records):
             yield "the script does not seed its weights; every run began with those of the first"
         blurred = {n: None for row in self.rows if row.comparison and row.run != NUDGED for n in row.comparison.blurred}
-        if blurred:
+        if blurred and not self._own_way():
             yield f"not judged to the end, as rounding alone does too much there: {_some(list(blurred))}"
 
 

@@ -17,7 +17,8 @@ def main(habit: str, epochs: int) -> None:
     if habit == "raises early":
         raise SystemExit("cannot open data.csv")
     torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
+    if habit != "random data":
+        torch.manual_seed(0)
     x = torch.randn(96, 6)
     y = (x.sum(1, keepdim=True) + 0.1 * torch.randn(96, 1)).tanh()
     if habit != "unseeded":
