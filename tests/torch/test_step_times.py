@@ -69,7 +69,7 @@ def _compare(told: dict[tuple[int, int], dict[str, Any]], really: dict[int, list
         assert statistics.median(window["median_s"] for window in own) == pytest.approx(truth_s, rel=0.15)
         assert own[0]["median_s"] == pytest.approx(truth_s, rel=0.4), "the first window after a resize"
         for window in own:
-            assert window["count"] >= 8
+            assert window["count"] >= (8 if window is not own[0] else 3), "the first one is wanted soon"
             assert window["median_s"] + window["spread_s"] < CASE["evaluation_s"]
     numbers = [number for _, number in sorted(told)]
     assert numbers == list(range(1, len(numbers) + 1)), "each is said, and none twice under another number"

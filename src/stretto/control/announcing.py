@@ -40,4 +40,5 @@ def switch(state: State, gen: Generation) -> Switch:
         leavers=state.names(gen.leavers),
         planned=gen.planned,
         loops_done=state.loops_done,
+        epochs=state.epochs,
     )

@@ -84,6 +84,7 @@ def _tell_all(turn: Turn, key: str) -> None:
     welcome = m.Welcome(
         generation=gen.number if gen else 0,
         loops_done=state.loops_done,
+        epochs=state.epochs,
         heartbeat_s=state.settings.heartbeat_s,
         lease_s=state.settings.lease_s,
         size=len(gen.members) if gen else 0,

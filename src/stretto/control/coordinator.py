@@ -72,6 +72,7 @@ def _settle(turn: Turn) -> None:
         return
     departures.confirm_ends(turn)
     endings.judge_loop(turn)
+    endings.judge_loops(turn)
     endings.judge_end(turn)
     if turn.state.over:
         return

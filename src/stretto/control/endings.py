@@ -90,6 +90,29 @@ def fail(turn: Turn, reason: str) -> None:
     turn.effects.append(Failed(reason))
 
 
+def judge_loops(turn: Turn) -> None:
+    """Has a script ended while others go on with loops that it did not have?"""
+    members = turn.state.workers.values()
+    ended = [w for w in members if w.finished and w.loops >= 0]
+    if not ended:
+        return
+    first = min(ended, key=lambda w: w.loops)
+    others = [w for w in members if (w.loops if w.finished else _loops(turn.state, w)) > first.loops]
+    if others:
+        fail(
+            turn,
+            f"the script of worker {first.name} ended after {first.loops} loops, that of {others[0].name} goes on: "
+            "all workers must leave a loop over epochs at the same one, by something that is equal on all of them",
+        )
+
+
+def _loops(state: State, worker: Worker) -> int:
+    """How many loops a member has begun."""
+    gen = state.active
+    inside = gen is not None and worker.incarnation in gen.members and not worker.gone and worker.holds_state
+    return worker.loop + 1 if inside and worker.step >= 0 else -1
+
+
 def _tell_who_is_left(turn: Turn, message: m.Message) -> None:
     for key, worker in turn.state.workers.items():
         if not worker.gone:

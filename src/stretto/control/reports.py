@@ -77,6 +77,8 @@ def _heartbeat(turn: Turn, key: str, beat: m.Heartbeat) -> None:
     worker = turn.state.workers[key]
     generation, applied = max(worker.generation, beat.generation), max(worker.applied, beat.applied)
     turn.update(key, loop=beat.loop, step=beat.step, generation=generation, applied=applied)
+    if beat.epochs and turn.state.active is not None and beat.generation == turn.state.active.number:
+        turn.change(epochs=beat.epochs)
     turn.send(key, m.Alive())
     formation.entered(turn, key, beat.generation)
     formation.infer_commit(turn)
@@ -95,6 +97,7 @@ def _loop_end(turn: Turn, key: str, message: m.LoopEnd) -> None:
 def _bye(turn: Turn, key: str, message: m.Bye) -> None:
     worker = turn.state.workers[key]
     if message.reason == "finished":
+        turn.update(key, loops=message.loops)
         gone(turn, key, "its script has ended", finished=True)
     elif message.reason != "error":
         gone(turn, key, "it left")

@@ -60,6 +60,8 @@ class Worker:
     at_end_s: float = 0.0
     released: bool = False
     finished: bool = False
+    loops: int = -1
+    """How many its script had when it ended, if it said so."""
     out: str = ""
     """Why it is no longer part of the job."""
     exited: bool = False
@@ -122,6 +124,9 @@ class State:
     loops_done: int = 0
     loops_applied: int = 0
     """Steps applied at the end of the last of them."""
+    epochs: tuple[tuple[int, int], ...] = ()
+    """Where the script counts epochs: which it was in last, and the loop that this began with. Not journalled: whoever
+    does not know goes the long way."""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     fingerprint_of: str = ""
     failed: str = ""

@@ -64,6 +64,10 @@ class Member:
         """Applied steps of the last checkpoint that it has written; -1: none."""
         self.windows: tuple[Window, ...] = ()
         """The latest, by the monotonic clock; only while it leads its generation."""
+        self.epochs: tuple[tuple[int, int], ...] = ()
+        """As in `Heartbeat`: where its script is."""
+        self.epochs_told: tuple[tuple[int, int], ...] = ()
+        """Where the job is."""
         self.welcome: Welcome | None = None
         self.loops_done = 0
         self.newest: Switch | None = None
@@ -108,6 +112,7 @@ class Member:
                 total=self.total,
                 paused_s=self.paused_s,
                 saved=self.saved,
+                epochs=self.epochs,
                 windows=tuple(_said(window, time.monotonic()) for window in self.windows),
             )
 
@@ -122,6 +127,8 @@ class Member:
                 listener(message)
 
     def _take(self, message: Message) -> None:
+        if isinstance(message, (Welcome, Switch)):
+            self.epochs_told = message.epochs
         if isinstance(message, Welcome):
             self.welcome = message
             self.loops_done = max(self.loops_done, message.loops_done)

@@ -124,6 +124,8 @@ class Heartbeat(Message):
     """Applied steps of the last checkpoint that it has written whole; -1: none."""
     windows: tuple[Window, ...] = ()
     """The latest that it has timed, oldest first; only the leader of a generation tells."""
+    epochs: tuple[tuple[int, int], ...] = ()
+    """Of every count of epochs in its script: the epoch, and the loop that this began with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +151,8 @@ class Bye(Message):
 
     reason: str
     text: str = ""
+    loops: int = -1
+    """Of a script that has ended: how many loops it had."""
 
 
 # From the coordinator.
@@ -163,6 +167,8 @@ class Welcome(Message):
     lease_s: float
     size: int = 0
     """Members of that generation."""
+    epochs: tuple[tuple[int, int], ...] = ()
+    """As in `Heartbeat`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +187,7 @@ class Switch(Message):
     planned: bool = False
     loops_done: int = 0
     """As in `Welcome`, at the time of this list."""
+    epochs: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

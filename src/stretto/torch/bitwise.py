@@ -161,6 +161,12 @@ class VirtualReducer:
         self.failed: GroupBroken | None = None
         self.rounds = 0
         """Sums that were completed since `exchange`."""
+        self.backwards = 0
+        """Backward passes since `exchange`."""
+        self.began: Callable[[], None] = lambda: None
+        """Called when a backward pass begins."""
+        self.rebuilt: Callable[[], None] = lambda: None
+        """Called when other parameters require gradients than before."""
         self._parameters = list({id(given): given for given in parameters}.values())
         self._virtual_ranks = virtual_ranks
         self._flags = np.zeros(flags)
@@ -184,7 +190,7 @@ class VirtualReducer:
         self._group = group if group is not None and group.size > 1 else None
         self._result = self._flags.copy()
         self._owned = owned
-        self.failed, self.rounds = None, 0
+        self.failed, self.rounds, self.backwards = None, 0, 0
         self._trees, self._passes, self._in_round = [], 0, False
         self._fresh, self._before = {}, {}
         self._listen()
@@ -203,6 +209,22 @@ class VirtualReducer:
         found: list[float] = self._result.tolist()
         return found
 
+    @property
+    def required(self) -> list[bool]:
+        """Which parameters it adds up."""
+        return self._required
+
+    def take_in(self) -> None:
+        """Parameters have begun to require gradients, and are about to be used."""
+        self._listen()
+
+    def unseen(self) -> bool:
+        """Whether a parameter has a gradient that was not added up, because it required none when it was used."""
+        return any(
+            given.requires_grad and given.grad is not None and not known
+            for given, known in zip(self._parameters, self._required, strict=True)
+        )
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
@@ -213,6 +235,7 @@ class VirtualReducer:
         if required == self._required:
             return
         self.close()
+        self.rebuilt()
         self._required = required
         for index, given in enumerate(self._parameters):
             if given.requires_grad:
@@ -224,6 +247,8 @@ class VirtualReducer:
         def arrives(gradient: torch.Tensor) -> None:
             if not self._in_round:
                 self._in_round = True
+                self.backwards += 1
+                self.began()
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
             if index in self._fresh:
                 self._fresh[index] = self._fresh[index] + gradient.detach()

@@ -64,6 +64,49 @@ def parameters(holder: Holder) -> None:
                 )
 
 
+def step_outside(optimizer: str) -> TrainingError:
+    return TrainingError(
+        f"{optimizer} was asked to step outside of the job's loops: every worker would train a model of its own",
+        hint="train inside of `for batch in job.batches(…)`, or of `for step in job.steps(n)` on data of your own",
+    )
+
+
+def not_registered(optimizer: str) -> TrainingError:
+    return TrainingError(
+        f"{optimizer} steps on parameters of the job, but was not registered: every worker would train its own model",
+        hint="make it known with job.optimizer(…)",
+    )
+
+
+def step_without_backward(step: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: step() was called on gradients that came from no backward pass of this batch",
+        hint="call loss.backward() instead of setting p.grad: it is what adds gradients up over the workers",
+    )
+
+
+def grows_unseen(step: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: a parameter began to require gradients in the middle of the forward pass",
+        hint="call requires_grad_() before the model is called, or before the loop",
+    )
+
+
+def phases_in_passes(step: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: a backward pass follows a step() in one body, where batches are cut into passes: that step "
+        "counts only in the last pass, so what follows would see a model that has not changed",
+        hint="leave per_worker and accumulate out (and bitwise mode), or do the second part in a loop of its own",
+    )
+
+
+def ended_inside(step: int, total: int) -> TrainingError:
+    return TrainingError(
+        f"the script ended inside its loop, at step {step} of {total}",
+        hint="call job.stop() to end a loop early",
+    )
+
+
 def went_on_without_backward(step: int, who: str) -> TrainingError:
     return TrainingError(f"step {step}: {who} went on without a backward pass", hint=_ALIKE)
 

@@ -2,7 +2,8 @@
 
 A batch may take several passes through the loop's body (micro-batches), and may have to be done again. So `step` of
 everything counts only in the last pass, and only if the gradient of the whole batch arrived. Schedulers and scalers are
-noted as they are made, so that scripts need not register them.
+noted as they are made, so that scripts need not register them. An optimizer that was not registered would step in every
+pass, on whatever gradient there is: it is refused, and so is a step outside of a loop.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from stretto.torch.state import Stateful
+from stretto.torch import checks
+from stretto.torch.state import Holder, Stateful
 
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 """Schedulers and scalers, numbered as they were made."""
@@ -34,15 +37,19 @@ class Gate:
         """Optimizer steps in this batch."""
         self.asked = False
         """Whether anybody wanted to step in the last pass."""
+        self.asked_here = False
+        """Whether anybody wanted to step in this pass."""
+        self.stepping = False
+        """A registered optimizer is at it."""
 
     def begin(self, first: bool, last: bool) -> None:
         """A pass through the body begins."""
-        self.last, self.inside = last, True
+        self.last, self.inside, self.asked_here = last, True, False
         if first:
             self.steps, self.asked = 0, False
 
     def end(self) -> None:
-        """The last pass is over: outside of a batch everything is let through, whatever became of it."""
+        """The last pass is over: outside of a batch all but optimizers are let through, whatever became of it."""
         self.inside = False
 
     @property
@@ -55,7 +62,10 @@ def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], Non
     step = given.step
 
     def gated_step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
+        if not gate.inside:
+            raise checks.step_outside(type(given).__name__)
         gate.asked |= gate.last
+        gate.asked_here = True
         if not gate.steps_now:
             return None
         if closure is not None:
@@ -64,12 +74,30 @@ def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], Non
         if not gate.steps_now:
             return None
         gate.steps += 1
-        return step()
+        gate.stepping = True
+        try:
+            return step()
+        finally:
+            gate.stepping = False
 
     if hasattr(step, "_wrapped_by_lr_sched"):
         # A scheduler that was made before looks for its mark, and warns where it has gone.
         gated_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     given.step = types.MethodType(gated_step, given)  # type: ignore[method-assign]
+
+
+def refuse_strangers(holder: Holder, gate: Gate) -> None:
+    """Let no optimizer change a model of the job that the job does not know; one that is part of a registered one may,
+    while that steps."""
+
+    def look(given: torch.optim.Optimizer, *_: Any) -> None:
+        if gate.stepping or any(given is ours for ours in holder.optimizers):
+            return
+        ours = {id(parameter) for parameter in holder.parameters()}
+        if any(id(parameter) in ours for group in given.param_groups for parameter in group["params"]):
+            raise checks.not_registered(type(given).__name__)
+
+    register_optimizer_step_pre_hook(look)
 
 
 def helpers(optimizers: list[torch.optim.Optimizer], gate: Gate) -> list[Stateful]:
@@ -89,6 +117,11 @@ def helpers(optimizers: list[torch.optim.Optimizer], gate: Gate) -> list[Statefu
     return found
 
 
+def scales(helpers: list[Stateful]) -> bool:
+    """Whether a scaler looks after steps that have no finite gradient."""
+    return any(isinstance(helper, torch.amp.GradScaler) and helper.is_enabled() for helper in helpers)
+
+
 def forget_scaling(helper: Any) -> None:
     """Let a scaler begin the batch anew: it remembers which optimizers it has unscaled."""
     if isinstance(helper, torch.amp.GradScaler):
@@ -104,7 +137,9 @@ def _close(helper: Any, gate: Gate) -> None:
         method = getattr(base, name)
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            gate.asked |= gate.last and not isinstance(self, LRScheduler)
+            if not isinstance(self, LRScheduler):
+                gate.asked |= gate.last
+                gate.asked_here |= name == "step"
             return method(self, *args, **kwargs) if gate.steps_now else None
 
         call.__name__ = name

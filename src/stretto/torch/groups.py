@@ -141,6 +141,7 @@ class Group:
         self._news = threading.Event()
         """Connected, or broken."""
         self._attempted = threading.Event()
+        self._forgotten = False
 
     def connect(self, timeout_s: float) -> None:
         """Meet the others. Raises `GroupBroken` when not all of them came in time, or after `abort`."""
@@ -205,6 +206,8 @@ class Group:
 
     def abort(self, cause: str = "aborted") -> None:
         """Let go of the peers: who hangs in a collective of this group, or in `connect`, gets `GroupBroken` at once."""
+        if self._forgotten:
+            return
         if self.broken is None:
             self.broken = GroupBroken(cause)
         self._news.set()
@@ -215,6 +218,8 @@ class Group:
 
     def close(self) -> None:
         """Give everything back. Collectives under way are abandoned."""
+        if self._forgotten:
+            return
         self.abort("closed")
         held = [self._gloo, self._nccl]
         self._gloo = self._nccl = None
@@ -227,6 +232,14 @@ class Group:
             background.start(f"stretto-close-{self.generation}", held.clear).join(CLOSING_S)
         if self._visitor is not None:
             self._visitor.close()
+
+    def forget(self) -> None:
+        """In a forked child: neither the sockets nor the threads behind this are the child's."""
+        self._forgotten = True
+        self.broken = self.broken or GroupBroken("this is a fork of a worker")
+        for one in (self._gloo, self._nccl):
+            # Never taken apart: its threads are not there to be waited for.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
     def retire(self) -> None:
         """As `close`, without waiting for it."""

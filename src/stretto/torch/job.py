@@ -31,6 +31,7 @@ from stretto.torch.checkpoints import EVERY_S, KEEP, Checkpoints
 from stretto.torch.checks import TrainingError
 from stretto.torch.data import Batch, Part, Reader, Turn, TurnReader
 from stretto.torch.flags import Flags
+from stretto.torch.frozen import Frozen
 from stretto.torch.gate import Gate
 from stretto.torch.groups import GroupBroken
 from stretto.torch.leash import Leash
@@ -45,6 +46,9 @@ Module = TypeVar("Module", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 AnyStateful = TypeVar("AnyStateful", bound=Stateful)
 
+_WATCHED = 3
+"""So many batches of a loop are watched for what a script is like; later ones only as far as it costs nothing."""
+
 
 class Job:
     """What `join` returns."""
@@ -58,6 +62,7 @@ class Job:
         """In bitwise mode; else 0."""
         self.gate = Gate()
         self.holder.helpers = lambda: gates.helpers(self.holder.optimizers, self.gate)
+        gates.refuse_strangers(holder, self.gate)
         self.cursor = Cursor()
         self.reducer: Reducer | VirtualReducer | None = None
         self.passes: Passes | None = None
@@ -73,8 +78,14 @@ class Job:
         self._loops = 0
         self._loops_to_come = 0
         """After the one under way, as far as the script said so."""
+        self._epoch_calls = 0
+        self._process = os.getpid()
+        self._watched = 0
+        """Batches of this loop that were watched."""
+        self._frozen = Frozen(self._thaw)
         self._inside = False
         self._in_body = False
+        self._exits_in_body = False
         self._passed = False
         self._reduced: list[int] = []
         self._to_save: dict[Path, None] = {}
@@ -82,7 +93,8 @@ class Job:
         self._steps_before = 0
         self._sent = Flags()
         self._plan: Plan | None = None
-        self._undo = Undo(holder, device, world.habits if world is not None else Habits())
+        self._habits = world.habits if world is not None else Habits()
+        self._undo = Undo(holder, device, self._habits)
         self._metrics: dict[str, float] = {}
         self._pacer = pacer.from_environment()
         self._leash = Leash(device)
@@ -139,6 +151,9 @@ class Job:
             return
         for name, value in metrics.items():
             number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+            if math.isnan(number) and gates.scales(self.holder.helpers()):
+                # The scaler leaves such a step out.
+                continue
             if name == "loss" and math.isnan(number):
                 raise TrainingError(
                     f"the loss is not a number at step {self.cursor.step} of loop {self.cursor.loop}",
@@ -180,23 +195,48 @@ class Job:
         found = Cursor(*self.holder.put(*read_file(Path(path))))
         if position:
             self.cursor = found
+        else:
+            self.holder.epochs = []
 
     # The loop.
 
-    def epochs(self, count: int, *, loops: int = 1) -> Iterator[int]:
-        """`range(count)`, for scripts with one `batches()` (or `loops` of them) in each epoch and something after it:
-        a worker that comes later begins with the epoch that the others are in."""
-        epoch, before = 0, self._loops
+    def epochs(self, count: int) -> Iterator[int]:
+        """`range(count)`, for scripts with something between their loops: a worker that comes later, or goes on from a
+        checkpoint, begins with the epoch that the job is in. An epoch may have any number of loops."""
+        call, self._epoch_calls = self._epoch_calls, self._epoch_calls + 1
+        epoch, before, loops = 0, self._loops, 1
         while epoch < count:
-            told = self.world.member.loops_done if self.world is not None and not self.generation else 0
-            # The last epoch at most: what comes after it is for members.
-            first = min((max(told, self.cursor.loop) - before) // loops, count - 1)
-            if first > epoch:
-                epoch, self._loops = first, before + first * loops
+            there, first = self._epoch_of_job(call)
+            if there > epoch and first > self._loops:
+                # The last epoch at most: what comes after it is for members.
+                epoch, self._loops = min(there, count - 1), first
+            elif self._loops > before:
+                loops = self._loops - before
+            before = self._loops
+            self._note_epoch(call, epoch)
             self._loops_to_come = (count - epoch) * loops
             yield epoch
             epoch += 1
         self._loops_to_come = 0
+
+    def _epoch_of_job(self, call: int) -> tuple[int, int]:
+        """The epoch that this call of `epochs` should be in, and the loop that this began with."""
+        reached, known = self.cursor.loop, self.holder.epochs
+        if self.world is not None and not self.generation:
+            told = [list(one) for one in self.world.member.epochs_told]
+            if told > known:
+                reached, known = self.world.member.loops_done, told
+        if call >= len(known) or known[call][1] > reached:
+            return 0, 0
+        return known[call][0], known[call][1]
+
+    def _note_epoch(self, call: int, epoch: int) -> None:
+        """For whoever comes later. What was restored and is still ahead stays."""
+        if self.holder.epochs[call : call + 1] < [[epoch, self._loops]]:
+            self.holder.epochs = [*self.holder.epochs[:call], [epoch, self._loops]]
+        if self.world is not None:
+            with self.world.member.changed:
+                self.world.member.epochs = tuple((at, loop) for at, loop in self.holder.epochs)
 
     def batches(
         self,
@@ -255,6 +295,10 @@ class Job:
         return self._loop(number, TurnPlan(loop, self.virtual_ranks), TurnReader(loop))
 
     def _loop(self, number: int, plan: Plan, reader: Reader) -> Iterator[Any]:
+        if os.getpid() != self._process:
+            raise TrainingError(
+                "a forked process cannot train in its parent's job", hint="train in the process that joined"
+            )
         self._close_last_loop()
         recording.enter(self)
         loop = plan.loop
@@ -265,6 +309,7 @@ class Job:
             return
         self._inside, how = True, "end"
         self._plan = plan
+        self._watched = 0
         cut = self._follow(plan, reader)
         while loop.has(self.cursor.step) and self.cursor.loop == number and not self.cursor.over:
             step = self.cursor.step
@@ -280,7 +325,7 @@ class Job:
             for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
                 self._feed(number, part, weight, first=i == 0, last=i == len(parts) - 1)
                 batch.last = i == len(parts) - 1
-                self._in_body = True
+                self._in_body, self._exits_in_body = True, False
                 try:
                     yield batch
                 except GeneratorExit:
@@ -327,7 +372,7 @@ class Job:
         assert self.reducer is not None
         parts = plan.rehearsal(self.world.member.welcome.size + 1 if self.world.member.welcome is not None else 1)
         reader.follow(lambda: iter(parts))
-        self._undo.begin(self.cursor, alone=False)
+        self._undo.begin(self.cursor, [given.requires_grad for given in self.holder.parameters()], alone=False)
         for part in parts:
             if self.passes is not None:
                 self.passes.start(None, Flags())
@@ -368,6 +413,8 @@ class Job:
                 self.passes = Passes(self.holder, self.reducer, self.virtual_ranks)
             else:
                 self.reducer = Reducer(self.holder.parameters(), flags=flags.COUNT)
+            self.reducer.began, self.reducer.rebuilt = self._backward_begins, self._watch_frozen
+            self._watch_frozen()
             self.gate.arrived = lambda: self.reducer is None or self.reducer.failed is None
         if self.passes is not None:
             self.passes.seed = loop.seed
@@ -442,13 +489,27 @@ class Job:
         group = self.world.group if self.world is not None else None
         weight = sum(shares) / batches
         self._sent = self._flags()
+        self._watched += 1
         if isinstance(self.reducer, Reducer):
-            self.reducer.exchange(group, weight, self._sent)
+            self.reducer.exchange(group, weight, self._sent, watch=self._watched <= _WATCHED)
         elif self.passes is not None:
             self.passes.start(group, self._sent)
         if self.world is not None:
-            self._undo.begin(self.cursor, alone=self.size == 1)
+            self._undo.begin(self.cursor, self.reducer.required, alone=self.size == 1)
         return weight
+
+    def _thaw(self) -> None:
+        """Parameters that were frozen are about to be trained."""
+        if self.reducer is not None:
+            self.reducer.take_in()
+            self._watch_frozen()
+
+    def _watch_frozen(self) -> None:
+        self._frozen.watch(self.holder.models)
+
+    def _backward_begins(self) -> None:
+        if self.gate.asked_here and self._plan is not None and self._plan.in_passes:
+            raise checks.phases_in_passes(self.cursor.step)
 
     def _feed(self, number: int, part: Part, weight: float, *, first: bool, last: bool) -> None:
         """Just before a pass through the body."""
@@ -494,7 +555,7 @@ class Job:
         loop, step, applied, _ = self.cursor
         checks.alike(found, self.size, loop, step, self._plan.summary if self._plan is not None else "nothing")
         self.cursor = Cursor(loop, step + 1, applied + 1)
-        self._steps_before = self.gate.steps
+        self._learn_habits(reducer)
         if found.stop:
             # In what is saved, too. Newcomers would not know: they come in with the next loop.
             self.cursor = self.cursor._replace(over=1)
@@ -524,6 +585,14 @@ class Job:
             world.stepped(plain=plain)
         return False
 
+    def _learn_habits(self, reducer: Reducer | VirtualReducer) -> None:
+        """After a batch: whether its gradients are needed for the next one."""
+        if isinstance(reducer, Reducer) and reducer.carried is not None and not self.holder.unapplied:
+            self._habits.carries = bool(self._habits.carries) or reducer.carried
+        self._steps_before = self.gate.steps
+        self.holder.unapplied = not self.gate.steps
+        self.holder.carries = self.holder.unapplied or self._habits.carries is not False
+
     def _suspend(self, world: World) -> NoReturn:
         """The last member was told to end: others go on from its checkpoint."""
         if self.checkpoints is not None:
@@ -547,10 +616,25 @@ class Job:
 
     def _before_step(self) -> None:
         """An optimizer is about to change the state."""
+        self._check_gradients()
         if self.passes is not None:
             self.passes.join_buffers()
         self._finish_sending()
         self._undo.before_step(self.cursor)
+
+    def _check_gradients(self) -> None:
+        """They are those of the global batch. Where nobody listens there is nobody else."""
+        reducer = self.reducer
+        if reducer is None or reducer.failed is not None:
+            return
+        if reducer.unseen():
+            raise checks.grows_unseen(self.cursor.step)
+        listens = self.size > 1 or self._watched <= _WATCHED
+        # After a batch without a step there are gradients that wait for one.
+        if not listens or reducer.backwards or self.holder.unapplied:
+            return
+        if any(given.grad is not None for given in self.holder.parameters()):
+            raise checks.step_without_backward(self.cursor.step)
 
     def _finish_sending(self) -> None:
         """What a newcomer is being sent must not change before it is there."""
@@ -565,10 +649,6 @@ class Job:
         self._undo.take_back()
         for helper in self.holder.helpers():
             gates.forget_scaling(helper)
-        for optimizer in self.holder.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
 
     def _resume(self, cursor: Cursor) -> None:
         """A generation was entered: go on from where it is."""
@@ -598,6 +678,7 @@ class Job:
         if self.gate.steps and reducer is not None and reducer.failed is None:
             loop, step, applied, over = self.cursor
             self.cursor = Cursor(loop, step + 1, applied + 1, over)
+            self._learn_habits(reducer)
             if self._ledger is not None:
                 self._ledger.applied(loop, step, self.generation)
         self._save()
@@ -626,6 +707,22 @@ class Job:
             folder.mkdir(parents=True, exist_ok=True)
             member = self.world.member
             self._ledger = Ledger(folder / f"{member.worker}-{member.incarnation}{SUFFIX}", member.worker)
+
+    def forget(self) -> None:
+        """In a child that the script has forked: what it inherited belongs to its parent."""
+        if self.world is not None:
+            self.world.forget()
+
+    def exits(self) -> None:
+        """The script is about to end."""
+        self._exits_in_body = self._in_body and os.getpid() == self._process
+
+    def finish(self) -> None:
+        """The script has ended by itself: well, unless a loop was under way."""
+        left = self._in_body or (self._inside and self._exits_in_body)
+        if left and self._plan is not None and (self.world is None or not self.world.closed):
+            raise checks.ended_inside(self.cursor.step, self._plan.loop.total_steps)
+        self.close(Bye(reason="finished", loops=self._loops))
 
     def close(self, bye: Bye) -> None:
         """The script has ended."""

@@ -8,8 +8,10 @@ import signal
 import sys
 import threading
 import traceback
+from _sitebuiltins import Quitter
 from pathlib import Path
 from types import TracebackType
+from typing import Any, NoReturn
 
 import torch
 
@@ -63,8 +65,8 @@ def join(
     ranks = virtual_ranks if chosen_consistency == "bitwise" else 0
     job = Job(chosen, Path(folder) if folder else None, world, holder, ranks)
     _joined = job
+    _end_with_a_word(job)
     if world is not None:
-        _end_with_a_word(job)
         _leave_when_terminated(world)
     return job
 
@@ -73,34 +75,64 @@ _joined: Job | None = None
 
 
 def _end_with_a_word(job: Job) -> None:
-    """Tell the coordinator how the script ended."""
+    """Tell the coordinator how the script ended. A child that the script forks does not speak for it."""
     before = sys.excepthook
     failed = threading.Event()
+    process = os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
         failed.set()
-        job.close(Bye(reason="error", text="".join(traceback.format_exception(kind, error, trace))))
+        if os.getpid() == process:
+            job.close(Bye(reason="error", text="".join(traceback.format_exception(kind, error, trace))))
 
     def finish() -> None:
-        if failed.is_set():
+        if failed.is_set() or os.getpid() != process:
             return
         try:
-            job.close(Bye(reason="finished"))
-        except Exception:
+            job.finish()
+        except Exception as error:
             # Too late to change the exit status in any other way.
             traceback.print_exc()
+            job.close(Bye(reason="error", text=f"{type(error).__name__}: {error}"))
             sys.stderr.flush()
             os._exit(1)
 
     sys.excepthook = hook
+    _note_exits(job)
     atexit.register(finish)
+    os.register_at_fork(after_in_child=job.forget)
+
+
+def _note_exits(job: Job) -> None:
+    """A script that ends by `sys.exit` inside a loop looks as if it had left it by `break`: so the calls are noted."""
+    plain, typed = sys.exit, Quitter.__call__
+
+    def noted_exit(status: Any = None, /) -> NoReturn:
+        job.exits()
+        plain(status)
+
+    def noted_call(self: Quitter, code: Any = None) -> NoReturn:
+        job.exits()
+        typed(self, code)
+
+    sys.exit = noted_exit
+    Quitter.__call__ = noted_call  # type: ignore[method-assign]
 
 
 def _leave_when_terminated(world: World) -> None:
     """SIGTERM becomes a planned leave at the next boundary, unless the script has a use for it."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, lambda *_: world.ask_to_leave())
+
+        def leave(*_: object) -> None:
+            world.ask_to_leave()
+
+        def end_as_usual() -> None:
+            if signal.getsignal(signal.SIGTERM) is leave:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+        signal.signal(signal.SIGTERM, leave)
+        os.register_at_fork(after_in_child=end_as_usual)
 
 
 def _open(world: World) -> None:

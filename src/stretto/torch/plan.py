@@ -36,6 +36,8 @@ class Plan:
     ) -> None:
         self.loop, self.per_worker, self.virtual_ranks, self.weight = loop, per_worker, virtual_ranks, weight
         self.accumulate = accumulate
+        self.in_passes = accumulate > 1 or per_worker is not None or virtual_ranks > 0
+        """Whether a step may take several passes through the body, at some number of workers."""
         self.order = Order(loop)
         self._samples = loop
         self._drawn = ""

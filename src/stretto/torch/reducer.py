@@ -59,6 +59,14 @@ class Reducer:
         """Why the gradient of this batch is worth nothing; None when it is good."""
         self.rounds = 0
         """Sums over the group that were completed since `exchange`: one per backward pass, none when alone."""
+        self.backwards = 0
+        """Backward passes that were heard since `exchange`."""
+        self.carried: bool | None = None
+        """Whether the first of them added to gradients of the batch before; None: there were none, or nobody looked."""
+        self.began: Callable[[], None] = _nothing
+        """Called when a backward pass begins."""
+        self.rebuilt: Callable[[], None] = _nothing
+        """Called when other parameters require gradients than before."""
         self._parameters = list({id(given): given for given in parameters}.values())
         self._limits = (int(first_bucket_mib * MIB), int(bucket_mib * MIB))
         self._flags = [0.0] * flags
@@ -67,6 +75,7 @@ class Reducer:
         self._share = 1.0
         self._accumulating = False
         self._aside: dict[int, torch.Tensor] = {}
+        self._trained: list[torch.nn.Parameter] = []
         self._in_round = False
         self._next = 0
         self._pending: list[Pending] = []
@@ -75,12 +84,17 @@ class Reducer:
         self._result: torch.Tensor | None = None
         self._landed: torch.cuda.Event | None = None
         """When `_result` is there, if it comes from a GPU."""
+        self._left: list[tuple[torch.Tensor, int] | None] = []
+        """Gradients of the batch before, and how often they were written to; by parameter, if anybody looks."""
         self._build()
 
-    def exchange(self, group: Group | None, weight: float = 1.0, flags: Sequence[float] = ()) -> None:
+    def exchange(
+        self, group: Group | None, weight: float = 1.0, flags: Sequence[float] = (), *, watch: bool = False
+    ) -> None:
         """What the backward passes do from now on: sum over this group (None: nobody else) with this weight.
 
-        `flags` are added up over the members (not weighted). Forgets a failure, and what was kept aside.
+        `flags` are added up over the members (not weighted). Forgets a failure, and what was kept aside. `watch`: note
+        what becomes of old gradients, and backward passes alone, too.
         """
         self._interrupt()
         self._flags = [*flags, *[0.0] * (len(self._flags) - len(flags))]
@@ -90,10 +104,12 @@ class Reducer:
         self._accumulating = False
         self._set_share(1.0)
         self._aside.clear()
-        self.failed, self.rounds = None, 0
+        self.failed, self.rounds, self.backwards, self.carried = None, 0, 0, None
         if self._changed():
             self._build()
-        self._listen(self._group is not None)
+            self.rebuilt()
+        self._left = [_written(given.grad) for given in self._trained] if watch else []
+        self._listen(watch or self._group is not None)
 
     def accumulate(self, share: float) -> None:
         """The next backward passes only add `share` times their gradient to what is kept aside."""
@@ -112,6 +128,23 @@ class Reducer:
             raise RuntimeError("a backward pass is under way")
         self._in_round = True
         self._finish()
+
+    @property
+    def required(self) -> list[bool]:
+        """Which parameters it adds up."""
+        return self._required
+
+    def take_in(self) -> None:
+        """Parameters have begun to require gradients, and are about to be used."""
+        if not self._in_round:
+            self._build()
+
+    def unseen(self) -> bool:
+        """Whether a parameter has a gradient that was not added up, because it required none when it was used."""
+        return not all(self._required) and any(
+            given.requires_grad and given.grad is not None and not known
+            for given, known in zip(self._parameters, self._required, strict=True)
+        )
 
     @property
     def flags(self) -> list[float]:
@@ -134,10 +167,14 @@ class Reducer:
     # Buckets.
 
     def _build(self) -> None:
-        was_listening = bool(self._hooks)
+        was_listening, share, kept = bool(self._hooks), self._share, self._kept_aside()
         self._listen(False)
-        self._required = [given.requires_grad for given in self._parameters]
-        self._trained = [given for given in self._parameters if given.requires_grad]
+        self._set_share(1.0)
+        # What was kept aside must not be lost where a parameter is frozen in between.
+        self._required = [given.requires_grad or id(given) in kept for given in self._parameters]
+        self._trained = [given for given, known in zip(self._parameters, self._required, strict=True) if known]
+        self._aside = {index: kept[id(given)] for index, given in enumerate(self._trained) if id(given) in kept}
+        self._left = []
         self._fired = bytearray(len(self._trained))
         slots = len(self._trained) + len(self._flags)
         cuts = _cut(self._trained, *self._limits)
@@ -152,6 +189,10 @@ class Reducer:
         self._sent = torch.from_numpy(self._own)
         self._tail = torch.zeros(slots, dtype=torch.float64, device=last.device if last is not None else "cpu")
         self._listen(was_listening)
+        self._set_share(share)
+
+    def _kept_aside(self) -> dict[int, torch.Tensor]:
+        return {id(self._trained[index]): kept for index, kept in self._aside.items()}
 
     def _changed(self) -> bool:
         return self._required != [given.requires_grad for given in self._parameters] or any(
@@ -166,7 +207,8 @@ class Reducer:
         if wanted and not self._hooks:
             for bucket in self._buckets:
                 for index, given in zip(bucket.indices, bucket.parameters, strict=True):
-                    self._hooks.append(_after_accumulation(given, self._hook(index, bucket)))
+                    if given.requires_grad:
+                        self._hooks.append(_after_accumulation(given, self._hook(index, bucket)))
         elif not wanted and self._hooks:
             for hook in self._hooks:
                 hook.remove()
@@ -178,7 +220,7 @@ class Reducer:
 
         def fired(_: torch.Tensor) -> None:
             if not self._in_round:
-                self._begin()
+                self._begin(index)
             marks = self._fired
             if marks[index]:
                 self._again(index, bucket)
@@ -196,7 +238,7 @@ class Reducer:
     def _set_share(self, share: float) -> None:
         self._share = share
         if share != 1.0 and not self._scaling:
-            self._scaling = [_on_gradient(given, self._scale) for given in self._trained]
+            self._scaling = [_on_gradient(given, self._scale) for given in self._trained if given.requires_grad]
         elif share == 1.0 and self._scaling:
             for hook in self._scaling:
                 hook.remove()
@@ -208,8 +250,14 @@ class Reducer:
 
     # A round: one backward pass.
 
-    def _begin(self) -> None:
+    def _begin(self, first: int) -> None:
         self._in_round = True
+        self.backwards += 1
+        if self._left and self.backwards == 1 and (before := self._left[first]) is not None:
+            gradient, writes = before
+            # Nothing but this pass has written to it, so it was not set to zero.
+            self.carried = self._trained[first].grad is gradient and gradient._version == writes + 1
+        self.began()
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _again(self, index: int, bucket: _Bucket) -> None:
@@ -408,7 +456,7 @@ class _Bucket:
         else:
             self._put_small(grads[self.large :], self.views[self.large :], weight)
         for position in range(self.large, len(self.parameters)):
-            if fired[self.indices[position]] and grads[position] is not self.views[position]:
+            if fired[self.indices[position]]:
                 self.parameters[position].grad = self.views[position]
         self.fresh = False
 
@@ -468,6 +516,14 @@ def _cut(parameters: list[torch.nn.Parameter], first_limit: int, limit: int) -> 
         if sum(parameters[position].nbytes for position in growing[kind]) >= (limit if done else first_limit):
             done.append(growing.pop(kind))
     return done + sorted(growing.values(), key=lambda cut: -cut[-1])
+
+
+def _nothing() -> None:
+    pass
+
+
+def _written(gradient: torch.Tensor | None) -> tuple[torch.Tensor, int] | None:
+    return None if gradient is None else (gradient, gradient._version)
 
 
 def _window(buffer: torch.Tensor, offset: int, given: torch.Tensor) -> torch.Tensor:

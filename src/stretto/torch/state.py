@@ -1,5 +1,8 @@
 """What all members of a job hold alike, and how it travels: models, optimizers, schedulers, scalers, extra state.
 
+Which parameters require gradients and which groups an optimizer has belong to it, since scripts change both as they go;
+so do gradients that the next batch adds to.
+
 A state is taken apart into its tensors and a skeleton of plain values with numbered places for them; both go to a peer
 or to a checkpoint, and are put together there. Nothing is unpickled.
 """
@@ -40,6 +43,12 @@ class Holder:
         """Schedulers and scalers that belong to the optimizers, found when asked for."""
         self.loop = 0
         """The loop that the script is at."""
+        self.epochs: list[list[int]] = []
+        """Of every call of `Job.epochs`: the epoch it is in, and the loop that this began with."""
+        self.unapplied = False
+        """Whether nothing stepped in the last batch."""
+        self.carries = False
+        """Whether the gradients of the last batch may be added to by the next one."""
         self._ahead: tuple[str, list[Tensor]] | None = None
         """A state of a later loop: what the script does until it is there must not count."""
 
@@ -71,12 +80,18 @@ class Holder:
         """The whole state as it is: a skeleton, and the tensors themselves (not copies)."""
         if self._ahead is not None:
             return self._ahead
+        ours = self.parameters()
         whole = {
             "cursor": list(cursor),
             "models": [_tensors(model) for model in self.models],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "helpers": [helper.state_dict() for helper in self.helpers()],
             "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
+            "requires": [parameter.requires_grad for parameter in ours],
+            "groups": [grouping(optimizer, ours) for optimizer in self.optimizers],
+            "epochs": self.epochs,
+            "unapplied": self.unapplied,
+            "gradients": [parameter.grad for parameter in ours] if self.carries else [],
         }
         return dismantle(whole)
 
@@ -104,14 +119,43 @@ class Holder:
         with torch.no_grad():
             for model, state in zip(self.models, whole["models"], strict=True):
                 _load_model(model, state)
+        ours = self.parameters()
+        # What an older checkpoint does not say is as the script has it.
+        for parameter, required in zip(ours, whole.get("requires", ()), strict=False):
+            parameter.requires_grad_(required)
+        for optimizer, groups in zip(self.optimizers, whole.get("groups", ()), strict=False):
+            regroup(optimizer, groups, ours)
         for part, state in zip(self.optimizers, whole["optimizers"], strict=True):
             part.load_state_dict(state)
+        self.epochs, self.unapplied = whole.get("epochs", []), whole.get("unapplied", False)
+        put_gradients(ours, whole.get("gradients", ()))
         for helper, state in zip(helpers, whole["helpers"], strict=True):
             helper.load_state_dict(state)
         for name, extra in self.extras.items():
             if name not in whole["extras"]:
                 raise StateError(f"the state has no extra part {name!r}; it has {', '.join(whole['extras']) or 'none'}")
             extra.load_state_dict(whole["extras"][name])
+
+
+def grouping(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> list[list[int]]:
+    """Its groups, as positions among the parameters of the job."""
+    places = {id(parameter): place for place, parameter in enumerate(parameters)}
+    return [[places.get(id(parameter), -1) for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def regroup(optimizer: torch.optim.Optimizer, groups: list[list[int]], parameters: Sequence[Tensor]) -> None:
+    """Give it these groups if it has others: a script may add some as it goes."""
+    if grouping(optimizer, parameters) == groups or any(place < 0 for group in groups for place in group):
+        return
+    optimizer.param_groups.clear()
+    for group in groups:
+        optimizer.add_param_group({"params": [parameters[place] for place in group]})
+
+
+def put_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Left over for the next batch; none where nothing is said."""
+    for place, parameter in enumerate(parameters):
+        parameter.grad = gradients[place] if place < len(gradients) else None
 
 
 def _tensors(model: nn.Module) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Back to the start of a batch that must be done again.
 
 Before its step is applied a body changes little: buffers, random generators, schedulers, the scaler, extra state,
-options of optimizers. These are noted at every batch's start. Parameters and what optimizers keep change in `step`
+options of optimizers, which parameters are trained. These are noted at every batch's start; so are gradients where the
+script adds to those of the batch before. Parameters and what optimizers keep change in `step`
 only, which does nothing when the gradient did not arrive. There are two exceptions, for which the whole state is
 copied: several optimizers, of which the first may have stepped when the gradient for the second does not arrive; and
 scripts that change parameters by hand. The first batch shows whether a script does that, every later one is watched.
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from stretto.errors import StrettoError
-from stretto.torch.state import Holder, foreign
+from stretto.torch.state import Holder, foreign, put_gradients
 from stretto.torch.transfer import marks
 
 Buffers = dict[str, torch.Tensor | None]
@@ -36,6 +37,8 @@ class Habits:
     def __init__(self) -> None:
         self.by_hand: bool | None = None
         """Whether it changes parameters outside of `step`; None before its first batch."""
+        self.carries: bool | None = None
+        """Whether it adds gradients to those of a batch that was applied; None before anybody could tell."""
 
 
 class Undo:
@@ -58,8 +61,9 @@ class Undo:
         self._parameters = self.holder.parameters()
         self._tables = [module._buffers for model in self.holder.models for module in model.modules()]
 
-    def begin(self, cursor: tuple[int, ...], *, alone: bool) -> None:
-        """A batch begins. Alone nothing can fail: then the script is watched only until it is known."""
+    def begin(self, cursor: tuple[int, ...], required: list[bool], *, alone: bool) -> None:
+        """A batch begins, with these parameters to be trained. Alone nothing can fail: then the script is watched only
+        until it is known."""
         self._whole = self._noted = self._marks = None
         self._changed = False
         self._looked = alone and self.habits.by_hand is not None
@@ -70,7 +74,7 @@ class Undo:
             self._marks = marks(self._parameters)
         if alone:
             return
-        self._noted = _Noted(self.holder, self.device, self._tables, self._room)
+        self._noted = _Noted(self.holder, self.device, self._tables, self._room, self._parameters, required)
         if self.habits.by_hand is not False:
             self._copy(cursor)
 
@@ -116,9 +120,19 @@ class Undo:
 class _Noted:
     """What the body of one batch may change before its step is applied, as it was at the batch's start."""
 
-    def __init__(self, holder: Holder, device: torch.device, tables: list[Buffers], room: list[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        holder: Holder,
+        device: torch.device,
+        tables: list[Buffers],
+        room: list[torch.Tensor],
+        parameters: list[torch.nn.Parameter],
+        required: list[bool],
+    ) -> None:
         """`room` is where buffers are copied to, kept from batch to batch."""
         self.holder, self.device, self.tables = holder, device, tables
+        self.parameters, self.required = parameters, required
+        self.gradients = [_own(given.grad) for given in parameters] if holder.carries else []
         self.random = _random_state(device)
         now = self._found()
         with torch.no_grad():
@@ -143,9 +157,16 @@ class _Noted:
             helper.load_state_dict(state)
         for name, extra in self.holder.extras.items():
             extra.load_state_dict(self.extras[name])
+        for parameter, required in zip(self.parameters, self.required, strict=True):
+            parameter.requires_grad_(required)
         for optimizer, groups in zip(self.holder.optimizers, self.groups, strict=True):
+            for group in optimizer.param_groups[len(groups) :]:
+                for parameter in group["params"]:
+                    optimizer.state.pop(parameter, None)
+            del optimizer.param_groups[len(groups) :]
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.update(values)
+        put_gradients(self.parameters, self.gradients)
         _set_random_state(self.random, self.device)
 
     def _found(self) -> list[torch.Tensor]:

@@ -137,6 +137,13 @@ class World:
         self._drop_all()
         self.store.close()
 
+    def forget(self) -> None:
+        """In a forked child: the connections are its parent's, who must not notice what becomes of these copies."""
+        self.closed = True
+        for group in (*self._connecting.values(), *self._connected.values(), self.group):
+            if group is not None:
+                group.forget()
+
     def saved(self, steps: int) -> None:
         """A checkpoint is whole: the next heartbeat tells."""
         with self.member.changed:

@@ -1,0 +1,1 @@
+"""Puts this folder on the path: the scripts import `common` and `habits` from it."""
