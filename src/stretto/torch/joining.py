@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from _sitebuiltins import Quitter
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -127,12 +128,27 @@ def _leave_when_terminated(world: World) -> None:
         def leave(*_: object) -> None:
             world.ask_to_leave()
 
-        def end_as_usual() -> None:
-            if signal.getsignal(signal.SIGTERM) is leave:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
         signal.signal(signal.SIGTERM, leave)
-        os.register_at_fork(after_in_child=end_as_usual)
+        _let_children_end(leave)
+
+
+def _let_children_end(leave: Callable[..., None]) -> None:
+    """A child that the script forks ends by SIGTERM as usual. One that is told to at once must not be lost between the
+    two ways to take it: the signal waits until the child has made up its mind."""
+    masks: list[set[Any]] = []
+
+    def block() -> None:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    def end_as_usual() -> None:
+        if signal.getsignal(signal.SIGTERM) is leave:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=end_as_usual)
 
 
 def _open(world: World) -> None:
