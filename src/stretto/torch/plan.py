@@ -118,6 +118,7 @@ class TurnPlan(Plan):
 
     def __init__(self, loop: Turns, virtual_ranks: int) -> None:
         self.loop, self.virtual_ranks, self.accumulate, self.weight = loop, virtual_ranks, 1, None
+        self.in_passes = virtual_ranks > 0
 
     @property
     def summary(self) -> str:
