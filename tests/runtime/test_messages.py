@@ -30,6 +30,7 @@ def finite(message: Message) -> bool:
     fields = dataclasses.asdict(message)
     columns = (fields, fields.get("metrics", {}), *fields.get("windows", ()))
     values = [value for given in columns for value in given.values() if isinstance(value, int | float)]
+    values += [value for epoch in fields.get("epochs", ()) for value in epoch]
     return all(value == value and (isinstance(value, float) or abs(value) <= LARGEST) for value in values)
 
 
