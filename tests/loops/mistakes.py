@@ -113,4 +113,58 @@ def the_leader_leaves(job: Job) -> None:
             break
 
 
-ALL = {one.__name__: one for one in itertools.chain(REFUSED, [the_leader_leaves])}
+def a_local_decision(job: Job) -> None:
+    """The rate follows the loss of this worker's samples."""
+    model, optimizer = _registered(job)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for batch in job.batches(DATA, size=24, epochs=5):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch.x), batch.y)
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss.item())
+
+
+def a_rank_of_its_own(job: Job) -> None:
+    """Weights are changed on one worker, late."""
+    model, optimizer = _registered(job)
+    for batch in job.batches(DATA, size=24, epochs=5):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+        if batch.step == 30 and job.rank == 1:
+            model[2].bias.data[3] += 1e-9
+
+
+def a_stranger_in_passes(job: Job) -> None:
+    """It steps in every pass through the body, of which one worker has more than the other."""
+    model = job.model(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+    for batch in job.batches(DATA, size=25, per_worker=12):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+
+
+def thawing(job: Job) -> None:
+    """Right as it is; wrong if nobody notices that a layer is thawed in the body."""
+    model, optimizer = _registered(job)
+    model[0].requires_grad_(False)
+    for batch in job.batches(DATA, size=24, epochs=5):
+        if batch.step == 12:
+            model[0].requires_grad_(True)
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+
+
+PARTED = {
+    a_local_decision: "came to differ",
+    a_rank_of_its_own: "the workers train different models: 2.bias came to differ",
+    thawing: "the workers train different models: 0.weight, 0.bias came to differ between",
+    a_stranger_in_passes: "came to differ",
+    gradients_by_hand: "came to differ",
+}
+"""What only the comparison of replicas finds, the other checks being switched off."""
+
+ALL = {one.__name__: one for one in itertools.chain(REFUSED, PARTED, [the_leader_leaves])}

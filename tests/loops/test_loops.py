@@ -35,11 +35,11 @@ def warm() -> Iterator[ForkServer]:
         yield server
 
 
-def started(folder: Path, warm: ForkServer, name: str, workers: int) -> Harness:
+def started(folder: Path, warm: ForkServer, name: str, workers: int, **environment: str) -> Harness:
     folder.mkdir()
     return Harness(
         folder / "job", [*RUN, name, str(folder)], workers=workers, min_workers=workers,
-        environment={"OMP_NUM_THREADS": "1"}, options=OPTIONS, warm=warm,
+        environment={"OMP_NUM_THREADS": "1", **environment}, options=OPTIONS, warm=warm,
     )  # fmt: skip
 
 
@@ -102,6 +102,16 @@ def test_a_mistake_is_refused_by_hand_and_elastic(tmp_path: Path, warm: ForkServ
         end = harness.wait_over()
         assert end["event"] == "failed"
         assert error in end["reason"]
+
+
+@pytest.mark.parametrize("name", [one.__name__ for one in mistakes.PARTED])
+def test_replicas_that_part_are_found_without_any_other_check(tmp_path: Path, warm: ForkServer, name: str) -> None:
+    folder = tmp_path / "elastic"
+    with started(folder, warm, name, 2, CHECKS_OFF="1") as harness:
+        (folder / "hurry").touch()
+        end = harness.wait_over()
+        assert end["event"] == "failed", harness.describe()
+        assert mistakes.PARTED[mistakes.ALL[name]] in end["reason"]
 
 
 def test_nobody_trains_on_after_another_has_ended(tmp_path: Path, warm: ForkServer) -> None:

@@ -118,6 +118,16 @@ def no_step_in_last_pass(step: int) -> TrainingError:
     )
 
 
+def replicas_differ(names: tuple[str, ...], since: int, applied: int) -> TrainingError:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return TrainingError(
+        f"the workers train different models: {', '.join(names[:3])}{more} came to differ between steps {since} and "
+        f"{applied}",
+        hint="usual causes: a decision on the loss of this worker's samples alone, code that depends on job.rank, "
+        "gradients that did not come from backward(), a buffer that depends on the samples (job.model(…, local=[…]))",
+    )
+
+
 def alike(found: Flags, size: int, loop: int, step: int, plan: str) -> None:
     """All members did the same with the last two batches, or they would train different models. `plan`: what this
     member's loop is like."""

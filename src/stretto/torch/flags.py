@@ -20,10 +20,12 @@ class Flags(NamedTuple):
     sign: float = 0.0
     """What its loop is like."""
     sign_squared: float = 0.0
+    compare: float = 0.0
+    """The leader wants replicas to be compared after this step."""
 
     @classmethod
-    def of(cls, *, ahead: int, stop: bool, steps: int, sign: int) -> Flags:
-        return cls(ahead, ahead * ahead, stop, 0.0, steps, steps * steps, sign, sign * sign)
+    def of(cls, *, ahead: int, stop: bool, steps: int, sign: int, compare: bool = False) -> Flags:
+        return cls(ahead, ahead * ahead, stop, 0.0, steps, steps * steps, sign, sign * sign, compare)
 
     def same_ahead(self, size: int) -> bool:
         return _all_equal(self.ahead, self.ahead_squared, size)

@@ -35,6 +35,7 @@ from stretto.torch.frozen import Frozen
 from stretto.torch.gate import Gate
 from stretto.torch.groups import GroupBroken
 from stretto.torch.leash import Leash
+from stretto.torch.net import Net
 from stretto.torch.plan import Plan, TurnPlan
 from stretto.torch.reducer import Reducer
 from stretto.torch.state import Holder, Stateful
@@ -96,6 +97,7 @@ class Job:
         self._habits = world.habits if world is not None else Habits()
         self._undo = Undo(holder, device, self._habits)
         self._metrics: dict[str, float] = {}
+        self._net = Net(holder, bitwise=virtual_ranks > 0)
         self._pacer = pacer.from_environment()
         self._leash = Leash(device)
         if world is not None:
@@ -126,9 +128,11 @@ class Job:
 
     # What belongs to the job.
 
-    def model(self, module: Module) -> Module:
-        """Register a model: its parameters, buffers and gradients are kept alike on all workers."""
+    def model(self, module: Module, *, local: Sequence[str] = ()) -> Module:
+        """Register a model: its parameters, buffers and gradients are kept alike on all workers. `local` are names (or
+        patterns of names) of buffers that may differ between them."""
         module.to(self.device)
+        self._net.local[len(self.holder.models)] = list(local)
         self.holder.models.append(module)
         return module
 
@@ -532,6 +536,7 @@ class Job:
             stop=self._stopping,
             steps=self._steps_before,
             sign=self._plan.sign(self.cursor.step) if self._plan is not None else 0,
+            compare=self.size > 1 and self.rank == 0 and self._net.wanted(self.generation),
         )
 
     def _settle(self) -> bool:
@@ -559,6 +564,8 @@ class Job:
         if found.stop:
             # In what is saved, too. Newcomers would not know: they come in with the next loop.
             self.cursor = self.cursor._replace(over=1)
+        if not alone:
+            self._compare(found)
         self._stopping |= recording.settled(self)
         plain = not self._save()
         if world is None:
@@ -584,6 +591,24 @@ class Job:
                 self._leash.pull()
             world.stepped(plain=plain)
         return False
+
+    def _compare(self, found: Flags) -> None:
+        """Whether all members hold the same after this step, where they all look."""
+        assert self.world is not None
+        assert self.world.group is not None
+        size, loop = self.world.size, self._plan.loop if self._plan is not None else None
+        switches = round(found.ahead) and found.same_ahead(size)
+        ends = found.stop or (loop is not None and not loop.has(self.cursor.step))
+        if not (found.compare or switches or ends):
+            self._net.passed()
+            return
+        try:
+            difference = self._net.compare(self.world.group, self.cursor.applied)
+        except GroupBroken:
+            # The next sum finds out.
+            return
+        if difference is not None:
+            raise checks.replicas_differ(*difference, self.cursor.applied)
 
     def _learn_habits(self, reducer: Reducer | VirtualReducer) -> None:
         """After a batch: whether its gradients are needed for the next one."""

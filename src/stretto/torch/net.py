@@ -1,0 +1,214 @@
+"""Are the replicas still the same? Compared bit by bit while they train: no job ends with several models for one.
+
+Parameters, what optimizers and their groups hold, schedulers, the scaler and saved buffers must agree on all members
+after every step. A checksum of them is exchanged now and then: the leader of the moment asks for it, with the flags of
+a step, so often that it takes less than half a percent of the time, at least every 200 steps; after the first step of a
+generation, before a planned switch and at the end of a loop it is always compared. If it differs, all members learn in
+what, and end with an error that names it.
+
+Bits are compared on one kind of hardware only. Where members differ in that, lengths of vectors have to agree.
+Statistics of BatchNorm are each worker's own outside of bitwise mode, and so is what the script says
+(`Job.model(…, local=[names])`) and what a model does not save.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+import platform
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from stretto.torch.groups import Group
+from stretto.torch.state import Holder, dismantle
+
+T = TypeVar("T")
+
+SHARE = 0.005
+"""Of the time, for comparisons."""
+MOST_STEPS = 200
+WITHIN = 1e-4
+"""By norm, between kinds of hardware."""
+_SMALL = 1 << 12
+"""Elements: tensors of fewer are put together first."""
+_WIDTH = 1 << 10
+_ODD = torch.from_numpy(np.random.default_rng(0x5747E770).integers(-(2**62), 2**62, _WIDTH) * 2 + 1)
+"""Where a word stands matters as well as what it is."""
+
+
+class Difference(NamedTuple):
+    """Found by a comparison."""
+
+    names: tuple[str, ...]
+    """Of what differs."""
+    since: int
+    """Applied steps at the last comparison that found nothing."""
+
+
+class Net:
+    """Of one member. `wanted` before a step, `compare` after it wherever all members do."""
+
+    def __init__(self, holder: Holder, *, bitwise: bool, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.holder, self.bitwise, self._clock = holder, bitwise, clock
+        self.local: dict[int, list[str]] = {}
+        """By model: names, or patterns of names, of what need not agree."""
+        self._generation = 0
+        self._period = 1
+        self._steps = 0
+        """Since the last comparison."""
+        self._began_s = 0.0
+        self._agreed = 0
+
+    def wanted(self, generation: int) -> bool:
+        """Whether this member, as the leader, would compare after the next step."""
+        return generation != self._generation or self._steps + 1 >= self._period
+
+    def passed(self) -> None:
+        """A step was applied, and nothing was compared."""
+        self._steps += 1
+
+    def compare(self, group: Group, applied: int) -> Difference | None:
+        """Called by all members after the same step. Raises `GroupBroken`."""
+        now_s = self._clock()
+        step_s = (now_s - self._began_s) / (self._steps + 1)
+        pieces = list(named(self.holder, self.local, bitwise=self.bitwise))
+        told = [json.loads(one) for one in group.all_gather_bytes(json.dumps([_kind(), checksum(pieces)]).encode())]
+        kinds, sums = zip(*told, strict=True)
+        names: tuple[str, ...] = ()
+        if len(set(kinds)) > 1:
+            names = _different(group, _by_name(pieces, lengths), _close)
+        elif len(set(sums)) > 1:
+            names = _different(group, _by_name(pieces, checksum), _equal)
+        difference = Difference(names, self._agreed) if names else None
+        self._began_s = self._clock()
+        known = group.generation == self._generation
+        self._generation, self._agreed = group.generation, applied
+        # The first steps of a generation say little of how long a step takes.
+        cost = (self._began_s - now_s) / (SHARE * step_s) if known and step_s > 0 else 2 * self._period
+        self._period = max(1, min(MOST_STEPS, math.ceil(cost)))
+        self._steps = 0
+        return difference
+
+
+Piece = Tensor | str
+"""A tensor, or anything else in words."""
+
+
+def named(holder: Holder, local: dict[int, list[str]], *, bitwise: bool) -> Iterator[tuple[str, Piece]]:
+    """Everything that must agree, with a name for people."""
+    names: dict[int, str] = {}
+    for m, model in enumerate(holder.models):
+        prefix = f"{m}." if len(holder.models) > 1 else ""
+        for name, parameter in model.named_parameters():
+            names.setdefault(id(parameter), f"{prefix}{name}")
+        for name, value in [*model.named_parameters(), *_saved_buffers(model, norms=bitwise)]:
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in local.get(m, ())):
+                yield f"{prefix}{name}", value.detach()
+    for optimizer in holder.optimizers:
+        kind = type(optimizer).__name__
+        for g, group in enumerate(optimizer.param_groups):
+            words, tensors = dismantle({key: value for key, value in group.items() if key != "params"})
+            yield f"the options of group {g} of {kind}", words
+            for tensor in tensors:
+                yield f"the options of group {g} of {kind}", tensor
+            for parameter in group["params"]:
+                owner = names.get(id(parameter), "a parameter")
+                state = optimizer.state.get(parameter, {})
+                for key, value in state.items():
+                    yield f"{key} of {owner} in {kind}", value if isinstance(value, Tensor) else dismantle(value)[0]
+    for helper in holder.helpers():
+        words, tensors = dismantle(helper.state_dict())
+        yield type(helper).__name__, words
+        for tensor in tensors:
+            yield type(helper).__name__, tensor
+
+
+def _saved_buffers(model: nn.Module, *, norms: bool) -> Iterator[tuple[str, Tensor]]:
+    for path, module in model.named_modules():
+        if isinstance(module, _NormBase) and not norms:
+            continue
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, buffer
+
+
+@torch.no_grad()
+def checksum(pieces: list[tuple[str, Piece]]) -> int:
+    """Differs, but for an accident of 1 in 2**64, if a single bit does."""
+    found = 0
+    packs: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for place, (_, value) in enumerate(pieces):
+        if isinstance(value, str):
+            found += (place + 1) * zlib.crc32(value.encode())
+        elif value.layout != torch.strided or not value.numel():
+            found += place + 1
+        elif value.numel() < _SMALL:
+            packs.setdefault((value.dtype, value.device), []).append(value.reshape(-1))
+        else:
+            found += (place + 1) * _of_words(value)
+    for p, pack in enumerate(packs.values()):
+        found += (len(pieces) + p + 1) * _of_words(torch.cat(pack))
+    return found & (2**64 - 1)
+
+
+def _of_words(value: Tensor) -> int:
+    """A sum of its 64-bit words, each with a factor of its place in a row of many."""
+    data = value.contiguous().reshape(-1).view(torch.uint8)
+    if data.storage_offset() % 8:
+        data = data.clone()
+    whole = data.numel() // (8 * _WIDTH) * (8 * _WIDTH)
+    found = 0
+    if whole:
+        rows = data[:whole].view(torch.int64).view(-1, _WIDTH)
+        found = int((rows.sum(0) * _ODD.to(rows.device)).sum())
+    if rest := data.numel() - whole:
+        # Few enough to be put into one row of their own.
+        row = torch.zeros(_WIDTH * 8, dtype=torch.uint8, device=data.device)
+        row[:rest] = data[whole:]
+        found += 3 * int((row.view(torch.int64) * _ODD.to(row.device)).sum()) + rest
+    return found
+
+
+def lengths(pieces: list[tuple[str, Piece]]) -> float:
+    """Of all their tensors together."""
+    tensors = [value.double().reshape(-1) for _, value in pieces if isinstance(value, Tensor) and value.numel()]
+    return math.sqrt(sum(float(torch.linalg.vector_norm(one)) ** 2 for one in tensors))
+
+
+def _by_name(pieces: list[tuple[str, Piece]], figure: Callable[[list[tuple[str, Piece]]], T]) -> dict[str, T]:
+    """Pieces of one name count together."""
+    together: dict[str, list[tuple[str, Piece]]] = {}
+    for name, value in pieces:
+        together.setdefault(name, []).append((name, value))
+    return {name: figure(some) for name, some in together.items()}
+
+
+def _kind() -> str:
+    """What bits depend on besides the numbers."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else torch.backends.cpu.get_cpu_capability()
+    return f"{device} {platform.machine()} {torch.get_num_threads()} {torch.__version__}"
+
+
+def _different(group: Group, own: dict[str, T], same: Callable[[T | None, T | None], bool]) -> tuple[str, ...]:
+    """The names under which members have different things."""
+    told = [json.loads(one) for one in group.all_gather_bytes(json.dumps(own).encode())]
+    everything = dict.fromkeys(name for one in told for name in one)
+    return tuple(name for name in everything if not all(same(told[0].get(name), one.get(name)) for one in told))
+
+
+def _equal(one: object, other: object) -> bool:
+    return one == other
+
+
+def _close(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) <= WITHIN * max(abs(one), abs(other)) or (math.isnan(one) and math.isnan(other))
