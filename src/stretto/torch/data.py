@@ -141,6 +141,8 @@ class Part(NamedTuple):
     """In bitwise mode, whose they are."""
     places: int = 0
     """In a loop without samples, how many share the step; the index is the place."""
+    first: int = 0
+    """Where they begin in the step's samples."""
 
 
 class Reader:

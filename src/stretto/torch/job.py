@@ -23,7 +23,7 @@ from stretto.runtime.ledger import SUFFIX, Ledger
 from stretto.runtime.member import Evicted
 from stretto.runtime.messages import Bye
 from stretto.runtime.order import AnyLoop, Turns
-from stretto.torch import checks, flags, recording, sampling
+from stretto.torch import chance, checks, flags, recording, sampling
 from stretto.torch import gate as gates
 from stretto.torch import plan as plans
 from stretto.torch.bitwise import VirtualReducer
@@ -94,8 +94,10 @@ class Job:
         self._steps_before = 0
         self._sent = Flags()
         self._plan: Plan | None = None
+        self._fed: Part | None = None
+        """What the body has been given."""
         self._habits = world.habits if world is not None else Habits()
-        self._undo = Undo(holder, device, self._habits)
+        self._undo = Undo(holder, self._habits)
         self._metrics: dict[str, float] = {}
         self._net = Net(holder, bitwise=virtual_ranks > 0)
         self._pacer = pacer.from_environment()
@@ -305,14 +307,14 @@ class Job:
             )
         self._close_last_loop()
         recording.enter(self)
-        loop = plan.loop
+        loop, self._plan = plan.loop, plan
         self._prepare(number, loop)
         if self._comes_late(number):
             yield from self._rehearse(plan, reader)
         if not self._enter(number, loop):
+            chance.end_loop(loop.seed, number, self.device)
             return
         self._inside, how = True, "end"
-        self._plan = plan
         self._watched = 0
         cut = self._follow(plan, reader)
         while loop.has(self.cursor.step) and self.cursor.loop == number and not self.cursor.over:
@@ -347,6 +349,7 @@ class Job:
             if (self.rank, self.size, self.cursor.step) != (*cut, step + 1):
                 cut = self._follow(plan, reader)
         self._inside = False
+        chance.end_loop(loop.seed, number, self.device)
         if self.cursor.loop == number:
             self._end("stop" if self.cursor.over else how)
 
@@ -385,7 +388,7 @@ class Job:
                 self.reducer.exchange(None)
                 self.reducer.accumulate(1.0)
             self.gate.begin(first=True, last=False)
-            self._in_body = True
+            self._fed, self._in_body = part, True
             try:
                 yield reader.read(part)
             except GeneratorExit:
@@ -524,11 +527,21 @@ class Job:
             self.passes.begin(part, part.share)
         elif isinstance(self.reducer, Reducer) and not (first and last and share == 1.0):
             (self.reducer.conclude if last else self.reducer.accumulate)(share)
+        self._fed = part
+        if self.passes is None and self._plan is not None:
+            chance.begin_pass(self._plan.loop.seed, number, part.step, part.first, self.device)
         if self._ledger is not None and part.counts:
             self._ledger.fed(number, part.step, self.generation, part.indices)
         if self.world is not None:
             with self.world.member.changed:
                 self.world.member.loop, self.world.member.step = number, part.step
+
+    def noise(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Normal numbers, a row of this shape for each sample of the batch: the same at any number of workers."""
+        if not self._in_body or self._fed is None or self._plan is None:
+            raise TrainingError("noise() is for the body of a loop", hint="outside of loops use torch.randn")
+        part, seed = self._fed, self._plan.loop.seed
+        return chance.noise(seed, self.cursor.loop, part.step, part.indices, shape, dtype).to(self.device)
 
     def _flags(self) -> Flags:
         return Flags.of(
@@ -707,6 +720,8 @@ class Job:
             if self._ledger is not None:
                 self._ledger.applied(loop, step, self.generation)
         self._save()
+        if self._plan is not None:
+            chance.end_loop(self._plan.loop.seed, self.cursor.loop, self.device)
         if self.world is not None and self._inside:
             self.world.say_loop_end(self.cursor, "break")
 

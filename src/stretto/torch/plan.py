@@ -78,7 +78,7 @@ class Plan:
             own = slice_of(last - first, places, place) if place >= 0 else (0, 0)
             for begin, end in micro(*own, self.per_worker):
                 fed = tuple(samples(step, first + begin, first + end))
-                found.append(Part(epoch, step, fed, True, (end - begin) / (last - first)))
+                found.append(Part(epoch, step, fed, True, (end - begin) / (last - first), first=first + begin))
         # The body must run, so that the step is applied here too: with samples that count for nothing.
         start, stop = self._samples.span(step)
         return found or [Part(epoch, step, tuple(samples(step, 0, min(IDLE, stop - start))), False)]
@@ -130,7 +130,8 @@ class TurnPlan(Plan):
     def parts(self, step: int, place: int, places: int) -> list[Part]:
         if ranks := self.virtual_ranks:
             return [Part(0, step, (one,), True, 1 / ranks, one, ranks) for one in owned(ranks, places)[place]]
-        return [Part(0, step, (max(place, 0),), place >= 0, 1 / places if place >= 0 else 0.0, places=places)]
+        share = 1 / places if place >= 0 else 0.0
+        return [Part(0, step, (max(place, 0),), place >= 0, share, places=places, first=max(place, 0))]
 
     def rehearsal(self, members: int) -> list[Part]:
         return [Part(0, 0, (0,), False, places=self.virtual_ranks or members)]

@@ -1,16 +1,15 @@
 """Back to the start of a batch that must be done again.
 
-Before its step is applied a body changes little: buffers, random generators, schedulers, the scaler, extra state,
-options of optimizers, which parameters are trained. These are noted at every batch's start; so are gradients where the
-script adds to those of the batch before. Parameters and what optimizers keep change in `step`
-only, which does nothing when the gradient did not arrive. There are two exceptions, for which the whole state is
+Before its step is applied a body changes little: buffers, schedulers, the scaler, extra state, options of optimizers,
+which parameters are trained. These are noted at every batch's start; so are gradients where the script adds to those of
+the batch before. Random generators are set before every pass (`chance`). Parameters and what optimizers keep change in
+`step` only, which does nothing when the gradient did not arrive. There are two exceptions, for which the whole state is
 copied: several optimizers, of which the first may have stepped when the gradient for the second does not arrive; and
 scripts that change parameters by hand. The first batch shows whether a script does that, every later one is watched.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,8 +43,8 @@ class Habits:
 class Undo:
     """One batch after the other: `begin`, `before_step` and `look` as it goes, `take_back` if it failed."""
 
-    def __init__(self, holder: Holder, device: torch.device, habits: Habits) -> None:
-        self.holder, self.device, self.habits = holder, device, habits
+    def __init__(self, holder: Holder, habits: Habits) -> None:
+        self.holder, self.habits = holder, habits
         self._whole: tuple[str, list[torch.Tensor]] | None = None
         self._noted: _Noted | None = None
         self._parameters: list[torch.nn.Parameter] = []
@@ -74,7 +73,7 @@ class Undo:
             self._marks = marks(self._parameters)
         if alone:
             return
-        self._noted = _Noted(self.holder, self.device, self._tables, self._room, self._parameters, required)
+        self._noted = _Noted(self.holder, self._tables, self._room, self._parameters, required)
         if self.habits.by_hand is not False:
             self._copy(cursor)
 
@@ -123,17 +122,15 @@ class _Noted:
     def __init__(
         self,
         holder: Holder,
-        device: torch.device,
         tables: list[Buffers],
         room: list[torch.Tensor],
         parameters: list[torch.nn.Parameter],
         required: list[bool],
     ) -> None:
         """`room` is where buffers are copied to, kept from batch to batch."""
-        self.holder, self.device, self.tables = holder, device, tables
+        self.holder, self.tables = holder, tables
         self.parameters, self.required = parameters, required
         self.gradients = [_own(given.grad) for given in parameters] if holder.carries else []
-        self.random = _random_state(device)
         now = self._found()
         with torch.no_grad():
             if [_like(one) for one in room] != [_like(one) for one in now]:
@@ -167,7 +164,6 @@ class _Noted:
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.update(values)
         put_gradients(self.parameters, self.gradients)
-        _set_random_state(self.random, self.device)
 
     def _found(self) -> list[torch.Tensor]:
         return [buffer for table in self.tables if table for buffer in table.values() if buffer is not None]
@@ -196,22 +192,3 @@ def _copied(value: Any) -> Any:
         if isinstance(value, kind):
             return kind(_copied(item) for item in value)
     raise foreign(value)
-
-
-def _random_state(device: torch.device) -> dict[str, Any]:
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),
-        "python": random.getstate(),
-    }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def _set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    torch.set_rng_state(state["torch"])
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)

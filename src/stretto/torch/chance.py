@@ -1,0 +1,63 @@
+"""Random numbers in a loop's body, which must neither repeat from slice to slice nor depend on a worker's history.
+
+Before every pass through the body torch's generators are set by the loop's seed, the loop, the step and the position of
+the pass's first row in the global batch: dropout differs between the slices of a batch, and a batch that is done again
+draws the same. `random` and `numpy.random` are set by seed, loop and step alone, so they are alike in all passes of all
+workers and may decide what the body does. After a loop all generators are alike again. A world of one does the same.
+`noise` draws for each sample by itself: what it gives does not depend on the number of workers at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+_AFTER = 2**64 - 1
+"""Stands for a step when a loop is over."""
+
+
+def seed_of(*numbers: int) -> int:
+    """0 to 2**63 - 1, the same on every platform."""
+    digest = hashlib.sha256(struct.pack(f"<{len(numbers)}Q", *numbers)).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def begin_pass(seed: int, loop: int, step: int, first: int, device: torch.device) -> None:
+    """`first` is the position of the pass's first row in the global batch."""
+    _set_shared(seed_of(seed, loop, step))
+    _set_torch(seed_of(seed, loop, step, first), device)
+
+
+def end_loop(seed: int, loop: int, device: torch.device) -> None:
+    """Everything alike on all workers, whatever they drew."""
+    _set_shared(seed_of(seed, loop, _AFTER))
+    _set_torch(seed_of(seed, loop, _AFTER), device)
+
+
+def noise(
+    seed: int, loop: int, step: int, indices: Sequence[int], shape: Sequence[int], dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """A row of normal numbers for each sample."""
+    found = torch.empty((len(indices), *shape), dtype=dtype)
+    generator = torch.Generator()
+    for row, index in zip(found, indices, strict=True):
+        generator.manual_seed(seed_of(seed, loop, step, index))
+        row.normal_(generator=generator)
+    return found
+
+
+def _set_shared(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+
+
+def _set_torch(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        # Of the one device that this worker drives.
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
