@@ -62,7 +62,10 @@ def struck(harness: Harness, folder: Path, sign: str) -> None:
 def far(found: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, float]:
     """What differs, by norm."""
     assert found.keys() == right.keys()
-    off = {name: float((found[name] - right[name]).norm() / (right[name].norm() + 1e-30)) for name in right}
+    off = {
+        name: float((found[name] - right[name]).double().norm() / (right[name].double().norm() + 1e-30))
+        for name in right
+    }
     return {name: much for name, much in off.items() if not much <= TOLERANCE}
 
 

@@ -88,6 +88,7 @@ def _tell_all(turn: Turn, key: str) -> None:
         heartbeat_s=state.settings.heartbeat_s,
         lease_s=state.settings.lease_s,
         size=len(gen.members) if gen else 0,
+        leads=state.leads(key),
     )
     turn.send(key, welcome)
     if state.failed:

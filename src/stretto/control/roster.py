@@ -163,6 +163,13 @@ class State:
     def on(self, connection: int) -> Worker | None:
         return next((w for w in self.workers.values() if w.connection == connection), None)
 
+    def leads(self, key: str) -> bool:
+        """Whether it does what one worker does for all: the first of the generation, or of those who wait for one."""
+        if self.active is not None:
+            return self.active.members[0] == key
+        waiting = [w for w in self.workers.values() if not w.gone and w.incarnation not in self.leaving]
+        return bool(waiting) and min(waiting, key=lambda w: w.order).incarnation == key
+
     def names(self, keys: Iterable[str]) -> tuple[str, ...]:
         return tuple(self.workers[key].name for key in keys)
 

@@ -167,6 +167,8 @@ class Welcome(Message):
     lease_s: float
     size: int = 0
     """Members of that generation."""
+    leads: bool = False
+    """Whether this worker leads them, or those who wait for the first."""
     epochs: tuple[tuple[int, int], ...] = ()
     """As in `Heartbeat`."""
 

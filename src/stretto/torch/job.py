@@ -90,6 +90,8 @@ class Job:
         self._passed = False
         self._reduced: list[int] = []
         self._to_save: dict[Path, None] = {}
+        self._after_step: list[Callable[[], Any]] = []
+        self._when_leader: list[Callable[[], Any]] = []
         self._stopping = False
         self._steps_before = 0
         self._sent = Flags()
@@ -113,6 +115,14 @@ class Job:
         if self.world is None:
             return 0
         return self.world.rank if self.generation else -1
+
+    @property
+    def leader(self) -> bool:
+        """Whether this worker does what one does for all; said before the first batch, too. See `on_leader`."""
+        if self.world is None or self.generation:
+            return self.rank == 0
+        welcome = self.world.member.welcome
+        return welcome is not None and welcome.leads
 
     @property
     def size(self) -> int:
@@ -169,6 +179,26 @@ class Job:
         if self.world is not None:
             with self.world.member.changed:
                 self.world.member.metrics = dict(self._metrics)
+
+    def on_leader(self, act: Callable[[], Any]) -> None:
+        """Have this done by the leader, before its first batch: to open a writer, for instance. If another worker
+        becomes the leader later, it does it then."""
+        self._when_leader.append(act)
+
+    def every(self, steps: int) -> bool:
+        """In the body, after `step()`: whether this is the last pass of every so many steps, and its step was applied.
+        For what should happen once per step though the body may run several times."""
+        if steps < 1:
+            raise TrainingError(f"every({steps})", hint="say at least 1")
+        return self.gate.inside and self.gate.steps_now and (self.cursor.applied + 1) % steps == 0
+
+    def once_per_step(self, act: Callable[[], Any]) -> None:
+        """In the body: have this done after the step, once, whatever passes it takes and however often it is done again
+        (but once more if the worker dies in that very step)."""
+        if not self._in_body:
+            act()
+        elif self.gate.steps_now:
+            self._after_step.append(act)
 
     def stop(self) -> None:
         """End the loop for all workers, at the same step: the next boundary at which all know of it."""
@@ -327,6 +357,10 @@ class Job:
                 self._resume(self.world.recover(self.cursor, broken))
                 cut = self._follow(plan, reader)
                 continue
+            if self._when_leader and self.rank == 0:
+                acts, self._when_leader = self._when_leader, []
+                for act in acts:
+                    act()
             weight = self._begin([part.share for part in parts], plan.batches(step))
             for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
                 self._feed(number, part, weight, first=i == 0, last=i == len(parts) - 1)
@@ -580,7 +614,8 @@ class Job:
         if not alone:
             self._compare(found)
         self._stopping |= recording.settled(self)
-        plain = not self._save()
+        acted, saved = self._act(), self._save()
+        plain = not acted and not saved
         if world is None:
             return bool(found.stop)
         if self._ledger is not None:
@@ -604,6 +639,13 @@ class Job:
                 self._leash.pull()
             world.stepped(plain=plain)
         return False
+
+    def _act(self) -> bool:
+        """What was to be done once the step is applied; whether there was anything."""
+        acts, self._after_step = self._after_step, []
+        for act in acts:
+            act()
+        return bool(acts)
 
     def _compare(self, found: Flags) -> None:
         """Whether all members hold the same after this step, where they all look."""
@@ -683,7 +725,7 @@ class Job:
                 self.reducer.failed = broken
 
     def _take_back(self) -> None:
-        self._to_save = {}
+        self._to_save, self._after_step = {}, []
         self._undo.take_back()
         for helper in self.holder.helpers():
             gates.forget_scaling(helper)
@@ -719,6 +761,7 @@ class Job:
             self._learn_habits(reducer)
             if self._ledger is not None:
                 self._ledger.applied(loop, step, self.generation)
+        self._act()
         self._save()
         if self._plan is not None:
             chance.end_loop(self._plan.loop.seed, self.cursor.loop, self.device)
