@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from stretto.control import events as e
+from stretto.control import stuck
 from stretto.control.coordinator import begin, handle, wake_s
 from stretto.control.journal import replay
 from stretto.control.roster import Settings
@@ -361,3 +363,63 @@ def test_no_leaver_stands_in_while_another_may_hold_a_later_state() -> None:
     assert not [x for x in desk.tell(e.Exited("w1")) if isinstance(x, e.Announced)]
     announced = [x for x in desk.tell(e.Exited("w3")) if isinstance(x, e.Announced)]
     assert [x.members for x in announced] == [("w2",)]
+
+
+# Who hangs.
+
+
+def still(seconds: float, place: str = "loop", **more: Any) -> m.Heartbeat:
+    stuck = m.Stuck(seconds=seconds, place=place, line="train.py:41 train_step", **more)
+    return m.Heartbeat(generation=1, loop=0, step=3, applied=3, stuck=(stuck,))
+
+
+def to_name(desk: Desk) -> list[str]:
+    return [worker.name for worker in stuck.to_name(desk.state)]
+
+
+def test_who_hangs_is_named_and_who_waits_for_it_is_not() -> None:
+    desk = Desk(workers=3)
+    desk.say("w1", still(70, waits=True))
+    assert to_name(desk) == []
+    assert not failures(desk.say("w2", still(65)))
+    desk.say("w3", still(70, waits=True))
+    assert to_name(desk) == ["w2"]
+    assert stuck.describe(stuck.to_name(desk.state)[0]) == (
+        "w2 has made no step for 65 s, in the loop's body at train.py:41 train_step"
+    )
+    desk.say("w2", beat(4))
+    assert to_name(desk) == []
+
+
+def test_who_hangs_in_its_loop_for_too_long_fails_the_job() -> None:
+    desk = Desk(workers=2)
+    desk.say("w1", still(900, waits=True, overdue=True))
+    [reason] = failures(desk.say("w2", still(901, overdue=True, stack=("train.py:41 train_step", "ssl.py:7 read"))))
+    assert reason.startswith("worker w2 has made no step for 901 s, in the loop's body at train.py:41 train_step")
+    assert "ssl.py:7 read" in reason
+    assert "STRETTO_STUCK_ENDED_S" in reason
+    assert desk.state.failed == reason
+
+
+def test_who_hangs_outside_of_its_loops_is_only_named() -> None:
+    desk = Desk(workers=2)
+    for name, place in (("w1", "after"), ("w2", "first")):
+        assert not failures(desk.say(name, still(10_000, place)))
+    assert to_name(desk) == ["w1", "w2"]
+
+
+def test_members_that_wait_for_each_other_all_hang() -> None:
+    desk = Desk(workers=2)
+    desk.say("w1", still(70, waits=True))
+    desk.say("w2", still(80, waits=True))
+    assert to_name(desk) == ["w2", "w1"]
+    [reason] = failures(desk.say("w1", still(900, waits=True, overdue=True)))
+    assert "waiting for the others" in reason
+    assert "as all 2 workers do" in reason
+
+
+def test_a_worker_that_went_is_not_named() -> None:
+    desk = Desk(workers=2)
+    desk.say("w2", still(70))
+    desk.tell(e.Exited("w2"))
+    assert to_name(desk) == []

@@ -6,7 +6,7 @@ journalled must be on disk before what follows it is sent. Time is an input; `wa
 After every event the same questions are asked of the state, so that no order of events is special:
 
 1. Whose process has ended, or whose lease?
-2. Is everybody at the end of a loop, or has somebody left it alone? Has everybody finished?
+2. Is everybody at the end of a loop, or has somebody left it alone? Has everybody finished? Does a member hang?
 3. Does the active generation miss somebody, is it broken, or not formed in time? Or the proposal that its members
    have gone into? Then an *unplanned* generation of those who are there, at once. If nobody who is there holds state:
    wait, and only when all that might hold it are confirmed to have ended, begin anew with newcomers (who restore the
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 
-from stretto.control import departures, endings, leavers, planned, reports, unplanned
+from stretto.control import departures, endings, leavers, planned, reports, stuck, unplanned
 from stretto.control.events import Closed, Effect, Event, Exited, Received, Slept, Tick, Want
 from stretto.control.roster import Settings, State
 from stretto.control.turn import Turn
@@ -74,6 +74,7 @@ def _settle(turn: Turn) -> None:
     endings.judge_loop(turn)
     endings.judge_loops(turn)
     endings.judge_end(turn)
+    stuck.judge(turn)
     if turn.state.over:
         return
     if not unplanned.repair(turn):

@@ -76,7 +76,8 @@ def _difference(state: State, worker: Worker, fingerprint: dict[str, str]) -> st
 def _heartbeat(turn: Turn, key: str, beat: m.Heartbeat) -> None:
     worker = turn.state.workers[key]
     generation, applied = max(worker.generation, beat.generation), max(worker.applied, beat.applied)
-    turn.update(key, loop=beat.loop, step=beat.step, generation=generation, applied=applied)
+    stuck = beat.stuck[0] if beat.stuck else None
+    turn.update(key, loop=beat.loop, step=beat.step, generation=generation, applied=applied, stuck=stuck)
     if beat.epochs and turn.state.active is not None and beat.generation == turn.state.active.number:
         turn.change(epochs=beat.epochs)
     turn.send(key, m.Alive())

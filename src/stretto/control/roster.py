@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stretto.runtime.messages import LoopEnd
+from stretto.runtime.messages import LoopEnd, Stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,8 @@ class Worker:
     applied: int = 0
     loop: int = 0
     step: int = -1
+    stuck: Stuck | None = None
+    """It has made no step for long, as it said last."""
     at_end: LoopEnd | None = None
     at_end_s: float = 0.0
     released: bool = False

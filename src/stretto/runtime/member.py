@@ -31,6 +31,7 @@ from stretto.runtime.messages import (
 )
 from stretto.runtime.messages import Window as TimedWindow
 from stretto.runtime.pace import Window
+from stretto.runtime.watchdog import Watchdog
 
 _MOST_WINDOWS = 8
 """Kept for heartbeats: some of these may be lost."""
@@ -77,6 +78,7 @@ class Member:
         self.released = False
         self.out: Exception | None = None
         """Why this worker must end."""
+        self.watchdog = Watchdog(time.monotonic)
         self.heard_s = time.monotonic()
         self.listeners: list[Callable[[Message], None]] = []
         self._facts: dict[type[Message], Message] = {}
@@ -103,6 +105,7 @@ class Member:
 
     def heartbeat(self) -> Heartbeat:
         with self.changed:
+            stuck = self.watchdog.look()
             return Heartbeat(
                 generation=self.generation,
                 loop=self.loop,
@@ -114,6 +117,7 @@ class Member:
                 saved=self.saved,
                 epochs=self.epochs,
                 windows=tuple(_said(window, time.monotonic()) for window in self.windows),
+                stuck=(stuck,) if stuck is not None else (),
             )
 
     def hear(self, message: Message) -> None:

@@ -109,6 +109,23 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stuck:
+    """A worker has made no step for too long."""
+
+    seconds: float
+    place: str = "loop"
+    """`loop`; `first`: in the first pass, or a rehearsal; `after`: between or after loops."""
+    overdue: bool = False
+    """For so long that it should be ended."""
+    waits: bool = False
+    """For others: it is not to blame."""
+    line: str = ""
+    """The innermost line of the user's script, `file:line function`."""
+    stack: tuple[str, ...] = ()
+    """The innermost few frames of all, the innermost last."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Heartbeat(Message):
     generation: int
     loop: int
@@ -126,6 +143,8 @@ class Heartbeat(Message):
     """The latest that it has timed, oldest first; only the leader of a generation tells."""
     epochs: tuple[tuple[int, int], ...] = ()
     """Of every count of epochs in its script: the epoch, and the loop that this began with."""
+    stuck: tuple[Stuck, ...] = ()
+    """One while it makes no steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -23,6 +24,7 @@ from stretto.runtime.ledger import SUFFIX, Ledger
 from stretto.runtime.member import Evicted
 from stretto.runtime.messages import Bye
 from stretto.runtime.order import AnyLoop, Turns
+from stretto.runtime.watchdog import Watchdog
 from stretto.torch import chance, checks, flags, recording, sampling
 from stretto.torch import gate as gates
 from stretto.torch import plan as plans
@@ -106,6 +108,8 @@ class Job:
         self._leash = Leash(device)
         if world is not None:
             world.restore = self._restore
+        self._watchdog = world.member.watchdog if world is not None else Watchdog(time.monotonic)
+        self._watchdog.waits = lambda: isinstance(self.reducer, Reducer) and self.reducer.awaits_others
 
     # Where this worker is.
 
@@ -342,6 +346,8 @@ class Job:
         if self._comes_late(number):
             yield from self._rehearse(plan, reader)
         if not self._enter(number, loop):
+            if self.generation:
+                self._watchdog.leave()
             chance.end_loop(loop.seed, number, self.device)
             return
         self._inside, how = True, "end"
@@ -377,7 +383,9 @@ class Job:
             self._pacer.pause()
             if plan.size < loop.size:
                 self._check_stepped()
-            if self._settle():
+            ends = self._settle()
+            self._watchdog.step()
+            if ends:
                 how = "stop"
                 break
             if (self.rank, self.size, self.cursor.step) != (*cut, step + 1):
@@ -386,6 +394,7 @@ class Job:
         chance.end_loop(loop.seed, number, self.device)
         if self.cursor.loop == number:
             self._end("stop" if self.cursor.over else how)
+        self._watchdog.leave()
 
     def _place(self) -> tuple[int, int]:
         return self.world.place if self.world is not None else (0, 1)
@@ -413,6 +422,7 @@ class Job:
         assert self.reducer is not None
         parts = plan.rehearsal(self.world.member.welcome.size + 1 if self.world.member.welcome is not None else 1)
         reader.follow(lambda: iter(parts))
+        self._watchdog.enter()
         self._undo.begin(self.cursor, [given.requires_grad for given in self.holder.parameters()], alone=False)
         for part in parts:
             if self.passes is not None:
@@ -494,6 +504,7 @@ class Job:
             )
         self._watch()
         self.world.pace.begin()
+        self._watchdog.enter()
         return True
 
     def _look_at_parameters(self) -> None:
@@ -567,6 +578,7 @@ class Job:
         if self._ledger is not None and part.counts:
             self._ledger.fed(number, part.step, self.generation, part.indices)
         if self.world is not None:
+            self._watchdog.moves()
             with self.world.member.changed:
                 self.world.member.loop, self.world.member.step = number, part.step
 
@@ -767,6 +779,7 @@ class Job:
             chance.end_loop(self._plan.loop.seed, self.cursor.loop, self.device)
         if self.world is not None and self._inside:
             self.world.say_loop_end(self.cursor, "break")
+            self._watchdog.leave()
 
     def _close_last_loop(self) -> None:
         """A loop that was left by `break` ends when the script goes on."""

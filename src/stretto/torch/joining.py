@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from stretto.runtime import address
+from stretto.runtime import address, watchdog
 from stretto.runtime.channel import NoCoordinator
 from stretto.runtime.member import Evicted
 from stretto.runtime.messages import NOTICE, Bye
@@ -51,6 +51,7 @@ def join(
         raise TrainingError(f"unknown consistency {chosen_consistency!r}", hint="known: default, bitwise")
     if chosen_consistency == "bitwise":
         virtual.fix_kernels(threads)
+    limits = _limits()
     world = None
     if not url and (count := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
         raise TrainingError(
@@ -60,6 +61,7 @@ def join(
     if url:
         notice = Path(folder) / NOTICE if folder else None
         world = World(url, _given("STRETTO_WORKER"), _given("STRETTO_TOKEN"), _host(), chosen, holder, notice)
+        world.member.watchdog.limits = limits
         # In bitwise mode every member owns virtual ranks in every step.
         world.overlap = chosen_consistency != "bitwise"
         _open(world)
@@ -160,6 +162,15 @@ def _open(world: World) -> None:
         raise TrainingError(
             f"the coordinator does not take this worker: {error}",
             hint="every worker needs a name of its own and the secret of its job (STRETTO_WORKER, STRETTO_TOKEN)",
+        ) from None
+
+
+def _limits() -> watchdog.Limits:
+    try:
+        return watchdog.limits(os.environ)
+    except ValueError as error:
+        raise TrainingError(
+            str(error), hint="give seconds such as 600, or 0 for never; without the variable it is as documented"
         ) from None
 
 

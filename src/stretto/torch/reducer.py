@@ -157,6 +157,13 @@ class Reducer:
         found: list[float] = self._flags if self._result is None else self._result.tolist()
         return found
 
+    @property
+    def awaits_others(self) -> bool:
+        """Whether this member has sent all that it has to, and the sum is not there yet. Of any thread."""
+        sent = self._in_round and self._next == len(self._buckets) and bool(self._pending)
+        landed = self._landed
+        return sent or (landed is not None and not landed.query())
+
     def close(self) -> None:
         """Leave the parameters alone again."""
         self._interrupt()
