@@ -219,6 +219,7 @@ _EVENTS = {
     "progressed": _progressed,
     "kept": lambda told: f"{'keeps' if told.get('keeps', True) else 'does not keep'} its progress: {told['how']}",
     "interrupted": lambda told: f"{told['text']}: {span(told['lost_s'])} of its work are lost",
+    "stuck": lambda told: told["text"],
     "migrated": lambda told: f"moved to {told['node']}, paused for {span(told.get('paused_s', 0.0))}",
     "ended": lambda told: f"{told['phase']}{_because(told.get('message', ''))}",
     "noted": _noted,

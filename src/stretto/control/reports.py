@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.control import arrivals, formation, leavers
+from stretto.control import arrivals, formation, leavers, stuck
 from stretto.control.departures import evict, gone
 from stretto.control.endings import fail
 from stretto.control.events import Evicted, Progress, Refuse, Want
@@ -76,8 +76,9 @@ def _difference(state: State, worker: Worker, fingerprint: dict[str, str]) -> st
 def _heartbeat(turn: Turn, key: str, beat: m.Heartbeat) -> None:
     worker = turn.state.workers[key]
     generation, applied = max(worker.generation, beat.generation), max(worker.applied, beat.applied)
-    stuck = beat.stuck[0] if beat.stuck else None
-    turn.update(key, loop=beat.loop, step=beat.step, generation=generation, applied=applied, stuck=stuck)
+    turn.update(
+        key, loop=beat.loop, step=beat.step, generation=generation, applied=applied, stuck=stuck.bounded(beat.stuck)
+    )
     if beat.epochs and turn.state.active is not None and beat.generation == turn.state.active.number:
         turn.change(epochs=beat.epochs)
     turn.send(key, m.Alive())

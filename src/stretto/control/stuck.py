@@ -6,13 +6,25 @@ members wait, they wait for each other, and all are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from stretto.control.endings import fail
 from stretto.control.roster import State, Worker
 from stretto.control.turn import Turn
 from stretto.runtime.messages import Stuck
 from stretto.runtime.watchdog import ENDED
 
+_FRAMES, _LONGEST = 8, 250
 _PLACES = {"first": "in its first pass through the loop's body", "after": "outside of its loops"}
+
+
+def bounded(told: Sequence[Stuck]) -> Stuck | None:
+    """What a worker says of itself, as much of it as is kept."""
+    if not told:
+        return None
+    frames = tuple(frame[-_LONGEST:] for frame in told[0].stack[-_FRAMES:])
+    return replace(told[0], line=told[0].line[-_LONGEST:], stack=frames)
 
 
 def to_name(state: State) -> tuple[Worker, ...]:

@@ -137,6 +137,17 @@ class Progressed(_Event, frozen=True, kw_only=True):
     paused_s: float = 0.0
 
 
+class Stuck(_Event, frozen=True, kw_only=True):
+    """A worker makes no steps, or (`moves`) makes them again."""
+
+    worker: str
+    text: str
+    """What it does instead, or after how long it goes on."""
+    stack: tuple[str, ...] = ()
+    """The innermost frames of its script's thread, the innermost last."""
+    moves: bool = False
+
+
 class Migrated(_Event, frozen=True, kw_only=True):
     """A move was completed; what it cost the job, in seconds without a step."""
 
@@ -162,7 +173,7 @@ class Noted(_Event, frozen=True, kw_only=True):
 
 Event: TypeAlias = (
     Submitted | Wished | Scaled | Moved | Launched | Running | Leaving | Exited | Resized | Retried | Kept
-    | Interrupted | Progressed | Migrated | Ended | Noted
+    | Interrupted | Progressed | Stuck | Migrated | Ended | Noted
 )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def apply(job: Job | None, event: e.Event, at_s: float) -> Job:
             return _with(job, phase=phase, message=message, exit_code=code, ended_s=at_s, workers=(), helpers=())
         case e.Resized(workers=workers, before=before):
             return _with(job, resizes=job.resizes + bool(workers and before))
-        case e.Noted():
+        case e.Noted() | e.Stuck():
             return job
 
 

@@ -1,8 +1,8 @@
 """Notices that a script makes no steps any more, and says where it is.
 
-The training thread tells where it is (`enter`, `moves`, `step`, `leave`), which costs it next to nothing; the thread that
-sends heartbeats looks whether anything has come since it looked last. Only time in which that thread ran counts: what a
-frozen process has slept through is nobody's fault.
+The training thread tells where it is (`enter`, `moves`, `step`, `leave`), which costs it next to nothing; the thread
+that sends heartbeats looks whether anything has come since it looked last. Only time in which that thread ran counts:
+what a frozen process has slept through is nobody's fault.
 
 | place | named after | ended after |
 |---|---|---|
@@ -90,7 +90,8 @@ class Watchdog:
         self.waits: Callable[[], bool] = lambda: False
         """Whether the training thread waits for others though its stack does not show it."""
         self._mark = self._seen = _Mark("", 0)
-        self._stepped_s: float | None = None
+        self._stepped_s = clock()
+        """When the step under way began."""
         self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._looked_s = clock()
         self._still_s = 0.0
@@ -100,7 +101,7 @@ class Watchdog:
 
     def enter(self) -> None:
         """A loop, or a rehearsal of its body, begins."""
-        self._stepped_s = None
+        self._stepped_s = self._clock()
         self.moves()
 
     def moves(self) -> None:
@@ -109,10 +110,9 @@ class Watchdog:
 
     def step(self) -> None:
         """A step is settled, and the next one begins."""
-        now_s, before_s = self._clock(), self._stepped_s
+        now_s = self._clock()
+        self._steps_s.append(now_s - self._stepped_s)
         self._stepped_s, self._first = now_s, False
-        if before_s is not None:
-            self._steps_s.append(now_s - before_s)
         self.moves()
 
     def leave(self) -> None:

@@ -559,6 +559,13 @@ class Loop:
         if seen.keeps != active.job.keeps:
             self.book.record(active.number, seen)
 
+    def _note_hanging(self, active: Active) -> None:
+        driver = self.drivers.get(active.number)
+        if driver is not None and driver.hung:
+            hung, driver.hung = driver.hung, []
+            self.book.record(active.number, *hung)
+            self.remembered()
+
     def _note_interruption(self, active: Active, before: Job, worker: Worker, exit: Exit, judgement: Judgement) -> None:
         """Its last worker has ended. If it wanted to go on, what was its work worth that is gone?"""
         number = active.number
@@ -633,6 +640,7 @@ class Loop:
         if (driver := self.drivers.get(number)) is not None:
             self._neighbours.takes_part(number, driver.joined)
         self._note_keeping(active)
+        self._note_hanging(active)
         self._settle(active)
         self.wake(decide=True, urgent=active.request.is_service)
 
@@ -645,6 +653,7 @@ class Loop:
         active = self.book.active(number)
         if active is None:
             return
+        self._note_hanging(active)
         if self.clock() - active.progress.recorded_s >= _RECORD_PROGRESS_S:
             self._record_progress(active)
         else:

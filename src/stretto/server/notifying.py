@@ -74,7 +74,7 @@ def about(job: Job) -> dict[str, Any]:
 
 
 def _matters(event: e.Event, job: Job) -> bool:
-    if isinstance(event, (e.Ended, e.Retried, e.Wished, e.Interrupted)):
+    if isinstance(event, (e.Ended, e.Retried, e.Wished, e.Interrupted, e.Stuck)):
         return True
     return isinstance(event, e.Launched) and len(job.workers) == 1
 

@@ -404,7 +404,7 @@ class Plane:
     def eta(self, number: int, told: Expected | None) -> float | None:
         """Seconds that a running job still needs at its speed; None where nobody knows."""
         active = self.book.active(number)
-        if active is None or not active.job.workers:
+        if active is None or not active.job.workers or active.progress.stuck:
             return None
         if active.progress.total is None or not active.progress.rate:
             return told.left_s if told is not None and active.progress.total is None else None

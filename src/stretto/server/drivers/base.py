@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from stretto.backends.protocol import Exit
-from stretto.jobs.events import Kept
+from stretto.jobs.events import Kept, Stuck
 from stretto.jobs.model import Phase, Seat, Worker
 from stretto.server import asked
 from stretto.server.book import Active
@@ -81,6 +81,8 @@ class Driver(ABC):
         """How the job ends, once that is known: then nothing is started any more."""
         self.seen: Kept | None = None
         """Whether its progress outlives its processes, as was seen last; the loop writes it down."""
+        self.hung: list[Stuck] = []
+        """Which workers have begun or ceased to hang; the loop writes it down."""
         self.looking_back: asyncio.Task[None] | None = None
         """Its last worker has ended: finds out whether its progress was saved."""
 

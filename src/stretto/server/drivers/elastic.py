@@ -11,11 +11,12 @@ import os
 from collections.abc import Sequence
 
 from stretto.backends.protocol import Exit
+from stretto.control import stuck
 from stretto.control.coordination import Coordination
 from stretto.control.events import Done, Effect, Evicted, Failed, Formed, Progress
 from stretto.control.journal import FileJournal, Journal
 from stretto.control.roster import Settings, State
-from stretto.jobs.events import Kept
+from stretto.jobs.events import Kept, Stuck
 from stretto.jobs.model import Seat, Worker
 from stretto.runtime.messages import NOTICE
 from stretto.server.asked import workdir
@@ -33,6 +34,8 @@ class ElasticDriver(Driver):
         super().__init__(active, surroundings)
         job, asked = active.job, active.request
         self._speed = Speed(active, surroundings, lambda: self.state)
+        self._hanging: dict[str, float] = {}
+        """Workers that were named, and for how long they have made no step."""
         self.coordination = Coordination(
             Settings(token=job.secret, min_workers=asked.min_workers, want=max(1, len(active.target))),
             self._journal(),
@@ -112,6 +115,7 @@ class ElasticDriver(Driver):
     def exited(self, worker: Worker, exit: Exit, left: int) -> Judgement:
         self._speed.exited(worker)
         self._confirm(worker, exit)
+        self._look_who_hangs()
         ended, taken = exit.how == "exited", bool(worker.leaving) or exit.asked
         if ended and exit.status not in (0, EVICTED_CODE) and self._failed_exit is None and not exit.asked:
             self._failed_exit = worker, exit
@@ -168,6 +172,8 @@ class ElasticDriver(Driver):
 
     def _watch(self, effect: Effect) -> None:
         number = self.active.number
+        if isinstance(effect, (Progress, Formed, Evicted)):
+            self._look_who_hangs()
         match effect:
             case Progress(worker, heartbeat, committed):
                 self._note_pause(committed)
@@ -191,6 +197,20 @@ class ElasticDriver(Driver):
                 self.active.progress.steps = max(self.active.progress.steps, self.state.loops_applied)
                 self._speed.formed()
                 self.around.changed(number)
+
+    def _look_who_hangs(self) -> None:
+        """Name whoever has begun to hang, and whoever moves again."""
+        found = {worker.name: worker for worker in stuck.to_name(self.state)}
+        self.active.progress.stuck = tuple(map(stuck.describe, found.values()))
+        for name, worker in found.items():
+            said = worker.stuck
+            if said is not None and name not in self._hanging:
+                self.hung.append(Stuck(worker=name, text=stuck.describe(worker), stack=said.stack))
+        for name in self._hanging.keys() - found.keys():
+            if self._is_known(name):
+                text = f"{name} moves again after {self._hanging[name]:.0f} s"
+                self.hung.append(Stuck(worker=name, text=text, moves=True))
+        self._hanging = {name: worker.stuck.seconds for name, worker in found.items() if worker.stuck is not None}
 
     def _look_who_joined(self) -> None:
         """A script that takes part hands its state over: a stop costs it nothing."""
