@@ -38,6 +38,15 @@ class WorkerAnswer(msgspec.Struct, frozen=True, kw_only=True):
     joined: bool
 
 
+class StuckAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that makes no steps and holds its job up."""
+
+    worker: str
+    text: str
+    stack: tuple[str, ...]
+    """The innermost frames, the innermost last."""
+
+
 class SpeedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What was timed of a job at one size."""
 
@@ -78,6 +87,7 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     rate_timed: bool
     speeds: list[SpeedAnswer]
+    stuck: list[StuckAnswer]
     eta_s: float | None
     expected: Expected | None
     metrics: dict[str, float | None]
@@ -252,6 +262,10 @@ def job(plane: Plane, job: Job, expected: Mapping[int, Expected] | None = None) 
     return _job(job, active, joined, plane.eta(job.number, told), speeds, told)
 
 
+def _stuck(active: Active) -> list[StuckAnswer]:
+    return [StuckAnswer(worker=one.worker, text=one.text, stack=one.stack) for one in active.progress.stuck]
+
+
 def _speeds(measured: Mapping[str, Curve]) -> list[SpeedAnswer]:
     return [
         SpeedAnswer(pool=pool, workers=size.workers, rate=size.rate, spread=size.spread, steps=round(size.steps))
@@ -310,6 +324,7 @@ def _job(
         rate=active.progress.rate if active and job.workers else 0.0,
         rate_timed=bool(active and job.workers and active.progress.window),
         speeds=list(speeds),
+        stuck=_stuck(active) if active and job.workers else [],
         eta_s=eta_s,
         expected=expected,
         metrics=dict(job.metrics),

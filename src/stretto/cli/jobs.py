@@ -191,6 +191,7 @@ def _print_job(job: Job, now_s: float) -> None:
     ]
     show.listing([(name, value) for name, value in told if value])
     _print_speeds(job.get("speeds") or [])
+    _print_stuck(job.get("stuck") or [])
     if job.workers:
         print()
         if "namespace" in job:
@@ -215,6 +216,15 @@ def _print_speeds(speeds: list[dict[str, Any]]) -> None:
         return
     print()
     show.columns(["SIZE", "STEPS/S", "SPREAD", "TIMED"], [_speed(one) for one in speeds], right=["STEPS/S", "SPREAD"])
+
+
+def _print_stuck(stuck: list[dict[str, Any]]) -> None:
+    """The stacks of workers that hang."""
+    for one in stuck:
+        print()
+        print(one["text"])
+        for frame in one["stack"]:
+            print(f"    {frame}")
 
 
 def _speed(speed: dict[str, Any]) -> list[str]:

@@ -43,8 +43,8 @@ class Progress:
     """The steps of the last checkpoint that is whole, and when that was heard."""
     recorded_s: float = 0.0
     """When it was last made an event."""
-    stuck: tuple[str, ...] = ()
-    """What is said of the workers that make no steps and hold it up."""
+    stuck: tuple[e.Stuck, ...] = ()
+    """The workers that make no steps and hold it up, as they stand now."""
 
     def event(self) -> e.Progressed:
         return e.Progressed(
@@ -99,7 +99,7 @@ class Active:
     def reason(self) -> Reasoned:
         """Why it has the workers it has at this moment; first of all, which of them hang."""
         if self.progress.stuck and self.job.workers:
-            return Said("stuck", f"{'; '.join(self.progress.stuck)} ({self.ground.text})")
+            return Said("stuck", f"{'; '.join(one.text for one in self.progress.stuck)} ({self.ground.text})")
         if not self.target or self.job.workers or self.job.wish != "run":
             return self.ground
         several = f"{len(self.target)} workers" if len(self.target) > 1 else "1 worker"

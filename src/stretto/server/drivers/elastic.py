@@ -200,17 +200,18 @@ class ElasticDriver(Driver):
 
     def _look_who_hangs(self) -> None:
         """Name whoever has begun to hang, and whoever moves again."""
-        found = {worker.name: worker for worker in stuck.to_name(self.state)}
-        self.active.progress.stuck = tuple(map(stuck.describe, found.values()))
-        for name, worker in found.items():
-            said = worker.stuck
-            if said is not None and name not in self._hanging:
-                self.hung.append(Stuck(worker=name, text=stuck.describe(worker), stack=said.stack))
-        for name in self._hanging.keys() - found.keys():
+        hanging, told = {}, []
+        for worker in stuck.to_name(self.state):
+            if worker.stuck is not None:
+                hanging[worker.name] = worker.stuck.seconds
+                told.append(Stuck(worker=worker.name, text=stuck.describe(worker), stack=worker.stuck.stack))
+        self.active.progress.stuck = tuple(told)
+        self.hung += [one for one in told if one.worker not in self._hanging]
+        for name in self._hanging.keys() - hanging.keys():
             if self._is_known(name):
                 text = f"{name} moves again after {self._hanging[name]:.0f} s"
                 self.hung.append(Stuck(worker=name, text=text, moves=True))
-        self._hanging = {name: worker.stuck.seconds for name, worker in found.items() if worker.stuck is not None}
+        self._hanging = hanging
 
     def _look_who_joined(self) -> None:
         """A script that takes part hands its state over: a stop costs it nothing."""
