@@ -145,6 +145,7 @@ def test_outcomes() -> None:
         ({"kind": "kept", "how": "its script has joined"}, "keeps its progress: its script has joined"),
         ({"kind": "kept", "how": "it was killed", "keeps": False}, "does not keep its progress: it was killed"),
         ({"kind": "interrupted", "text": "stopped for a", "lost_s": 42.4}, "stopped for a: 42s of its work are lost"),
+        ({"kind": "stuck", "worker": "w1", "text": "w1 stands", "stack": ["a.py:1 f"], "moves": False}, "w1 stands"),
         ({"kind": "migrated", "node": "n1", "paused_s": 0.25}, "moved to n1, paused for 0.2s"),
         ({"kind": "ended", "phase": "failed", "message": "no"}, "failed: no"),
         ({"kind": "noted", "what": "drained", "by": "ann", "data": {"node": "n0"}}, "server: drained by ann (node n0)"),
