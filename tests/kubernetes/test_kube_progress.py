@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +20,10 @@ from stretto.kubernetes.controller import Controller
 from stretto.kubernetes.drivers import ClusterGroupDriver
 from stretto.kubernetes.kinds import PODS
 from stretto.kubernetes.metrics import exposition
+from stretto.runtime import messages as m
+from stretto.server.drivers.elastic import ElasticDriver
 from stretto.spec.model import JobFile
+from stretto.tasks import stop
 
 
 def told(stage: Stage, reason: str) -> list[dict[str, Any]]:
@@ -71,6 +77,62 @@ def test_what_an_urgent_job_costs_another_is_told() -> None:
             (event,) = told(stage, "Interrupted")
             assert (event["type"], f"stopped for {NAMESPACE}/urgent" in event["message"]) == ("Warning", True)
             assert b'stretto_work_lost_seconds_total{cause="preempted"} 1' in exposition(controller, True)[0]
+
+    play(story)
+
+
+class Spoken:
+    """What a worker says, as the coordinator's socket."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[str] = asyncio.Queue()
+
+    def say(self, *messages: m.Message) -> None:
+        for message in messages:
+            self.said.put_nowait(m.encode(message))
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        return await self.said.get()
+
+    async def send(self, message: str) -> None:
+        pass
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        pass
+
+
+def test_a_worker_that_hangs_is_told_of_and_fails_its_job() -> None:
+    async def story(stage: Stage) -> None:
+        stage.node(cpu="1")
+        async with stage.controller(settings={}) as controller:
+            stage.job("train", level="elastic")
+            await stage.has("train", 1)
+            await until(lambda: all(worker.pid for active in controller.book for worker in active.job.workers))
+            (active,) = controller.book
+            driver = controller.loop.drivers[active.number]
+            assert isinstance(driver, ElasticDriver)
+            worker = Spoken()
+            task = asyncio.create_task(driver.coordination.serve(worker))
+            stuck = m.Stuck(seconds=75.0, line="train.py:41 read")
+            beat = m.Heartbeat(generation=1, loop=0, step=3, applied=3, stuck=(stuck,))
+            worker.say(
+                m.Hello(worker="w0", incarnation="i", token=active.job.secret, address="h:1"), m.Ready(),
+                m.Formed(generation=1, applied=0), beat,
+            )  # fmt: skip
+            said = "w0 has made no step for 75 s, in the loop's body at train.py:41 read"
+            await until(lambda: told(stage, "WorkerStuck"))
+            (event,) = told(stage, "WorkerStuck")
+            assert (event["type"], event["message"]) == ("Warning", said)
+            controller.store.refresh(active.job)
+            await until(lambda: stage.api.status("train").get("reason") == "Stuck")
+            assert said in stage.api.status("train")["message"]
+            worker.say(replace(beat, stuck=(replace(stuck, seconds=901.0, overdue=True),)))
+            await until(lambda: stage.api.status("train").get("phase") == "Failed")
+            assert "w0 has made no step for 901 s" in stage.api.status("train")["message"]
+            await stop(task)
 
     play(story)
 

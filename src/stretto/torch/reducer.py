@@ -162,7 +162,7 @@ class Reducer:
         """Whether this member has sent all that it has to, and the sum is not there yet. Of any thread."""
         sent = self._in_round and self._next == len(self._buckets) and bool(self._pending)
         landed = self._landed
-        return sent or (landed is not None and not landed.query())
+        return sent or (landed is not None and not landed.query())  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Leave the parameters alone again."""
