@@ -10,8 +10,8 @@ from api_client import Answer, Api, eventually
 FIELDS = {
     "id", "number", "name", "user", "phase", "wish", "level", "queue", "priority", "labels", "message", "exit_code",
     "submitted_s", "started_s", "ended_s", "waited_s", "ran_s", "device_s", "workers", "target", "min_workers",
-    "max_workers", "reason", "text", "steps", "total_steps", "rate", "rate_timed", "speeds", "eta_s", "expected",
-    "metrics", "starts", "resizes", "preemptions", "migrations", "paused_s", "keeps", "lost_s",
+    "max_workers", "reason", "text", "steps", "total_steps", "rate", "rate_timed", "speeds", "stuck", "eta_s",
+    "expected", "metrics", "starts", "resizes", "preemptions", "migrations", "paused_s", "keeps", "lost_s",
     "lost", "failures", "spec",
 }  # fmt: skip
 
