@@ -39,6 +39,12 @@ def end_loop(seed: int, loop: int, device: torch.device) -> None:
     _set_torch(seed_of(seed, loop, _AFTER), device)
 
 
+def begin_epoch(call: int, epoch: int, device: torch.device) -> None:
+    """Alike on all workers, those that skipped the epochs before included."""
+    _set_shared(seed_of(_AFTER, call, epoch))
+    _set_torch(seed_of(_AFTER, call, epoch), device)
+
+
 def noise(
     seed: int, loop: int, step: int, indices: Sequence[int], shape: Sequence[int], dtype: torch.dtype | None = None
 ) -> torch.Tensor:

@@ -74,7 +74,7 @@ def step_outside(optimizer: str) -> TrainingError:
 def not_registered(optimizer: str) -> TrainingError:
     return TrainingError(
         f"{optimizer} steps on parameters of the job, but was not registered: every worker would train its own model",
-        hint="make it known with job.optimizer(…)",
+        hint="make it known with job.optimizer(…), also one that is part of another (sam.base_optimizer)",
     )
 
 
@@ -88,7 +88,7 @@ def step_without_backward(step: int) -> TrainingError:
 def grows_unseen(step: int) -> TrainingError:
     return TrainingError(
         f"step {step}: a parameter began to require gradients in the middle of the forward pass",
-        hint="call requires_grad_() before the model is called, or before the loop",
+        hint="call requires_grad_() before the parameter's module is called; with a compiled model, before the loop",
     )
 
 
@@ -123,8 +123,9 @@ def replicas_differ(names: tuple[str, ...], since: int, applied: int) -> Trainin
     return TrainingError(
         f"the workers train different models: {', '.join(names[:3])}{more} came to differ between steps {since} and "
         f"{applied}",
-        hint="usual causes: a decision on the loss of this worker's samples alone, code that depends on job.rank, "
-        "gradients that did not come from backward(), a buffer that depends on the samples (job.model(…, local=[…]))",
+        hint="usual causes: a decision on the loss of this worker's samples alone, or on an evaluation with BatchNorm, "
+        "whose statistics are each worker's own; code that depends on job.rank; gradients that did not come from "
+        "backward(); a buffer that depends on the samples (job.model(…, local=[…]))",
     )
 
 

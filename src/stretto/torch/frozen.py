@@ -21,18 +21,53 @@ class Frozen:
         self._thawed = thawed
         self._hooks: list[Any] = []
 
-    def watch(self, models: Iterable[nn.Module]) -> None:
+    def watch(self, models: Iterable[nn.Module], known: Trained) -> None:
+        """Those that are `known` need not be waited for."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = [
-            module.register_forward_pre_hook(self._look(frozen))
+            module.register_forward_pre_hook(_Look(frozen, self._thawed))
             for module in dict.fromkeys(module for model in models for module in model.modules())
-            if (frozen := [own for own in module.parameters(recurse=False) if not own.requires_grad])
+            if (
+                frozen := [
+                    own
+                    for own in module.parameters(recurse=False)
+                    if not own.requires_grad and id(own) not in known.ids
+                ]
+            )
         ]
 
-    def _look(self, frozen: list[nn.Parameter]) -> Callable[..., None]:
-        def look(*_: Any) -> None:
-            if not torch.compiler.is_compiling() and any(own.requires_grad for own in frozen):
-                self._thawed()
 
-        return look
+class _Look:
+    """The hook on a module. A model that is written to a file leaves it behind."""
+
+    def __init__(self, frozen: list[nn.Parameter], thawed: Callable[[], None]) -> None:
+        self._frozen, self._thawed = frozen, thawed
+
+    def __call__(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling() and any(own.requires_grad for own in self._frozen):
+            self._thawed()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Look, ([], _nothing)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Trained:
+    """Parameters that were trained in this loop, by identity: sums stay set up for them, so that a net that is frozen
+    and thawed in every batch costs nothing. Part of the state, since all members must set up the same sums."""
+
+    def __init__(self) -> None:
+        self.ids: set[int] = set()
+        self.version = 0
+
+    def add(self, parameters: Iterable[nn.Parameter]) -> None:
+        new = {id(given) for given in parameters} - self.ids
+        if new:
+            self.put(self.ids | new)
+
+    def put(self, ids: set[int]) -> None:
+        self.ids, self.version = ids, self.version + 1

@@ -41,12 +41,16 @@ class Gate:
         """Whether anybody wanted to step in this pass."""
         self.stepping = False
         """A registered optimizer is at it."""
+        self.stepped: set[int] = set()
+        """Optimizers that stepped in this batch, by identity."""
+        self.waiting: Callable[[], bool] = lambda: False
+        """Whether gradients of a loop that has ended wait for a step."""
 
     def begin(self, first: bool, last: bool) -> None:
         """A pass through the body begins."""
         self.last, self.inside, self.asked_here = last, True, False
         if first:
-            self.steps, self.asked = 0, False
+            self.steps, self.asked, self.stepped = 0, False, set()
 
     def end(self) -> None:
         """The last pass is over: outside of a batch all but optimizers are let through, whatever became of it."""
@@ -62,7 +66,7 @@ def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], Non
     step = given.step
 
     def gated_step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
-        if not gate.inside:
+        if not gate.inside and not gate.waiting():
             raise checks.step_outside(type(given).__name__)
         gate.asked |= gate.last
         gate.asked_here = True
@@ -74,6 +78,7 @@ def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], Non
         if not gate.steps_now:
             return None
         gate.steps += 1
+        gate.stepped.add(id(given))
         gate.stepping = True
         try:
             return step()

@@ -40,7 +40,7 @@ from stretto.torch.leash import Leash
 from stretto.torch.net import Net
 from stretto.torch.plan import Plan, TurnPlan
 from stretto.torch.reducer import Reducer
-from stretto.torch.state import Holder, Stateful
+from stretto.torch.state import Holder, Stateful, has_gradients
 from stretto.torch.undo import Habits, Undo
 from stretto.torch.virtual import Passes
 from stretto.torch.world import Cursor, World
@@ -64,6 +64,7 @@ class Job:
         self.virtual_ranks = virtual_ranks
         """In bitwise mode; else 0."""
         self.gate = Gate()
+        self.gate.waiting = self._flushes
         self.holder.helpers = lambda: gates.helpers(self.holder.optimizers, self.gate)
         gates.refuse_strangers(holder, self.gate)
         self.cursor = Cursor()
@@ -232,11 +233,9 @@ class Job:
         if self._loops:
             raise TrainingError("restore() comes before the first batches()", hint="move it up")
         self.holder.helpers()
-        found = Cursor(*self.holder.put(*read_file(Path(path))))
+        found = Cursor(*self.holder.put(*read_file(Path(path)), values_only=not position))
         if position:
             self.cursor = found
-        else:
-            self.holder.epochs = []
 
     # The loop.
 
@@ -254,6 +253,7 @@ class Job:
                 loops = self._loops - before
             before = self._loops
             self._note_epoch(call, epoch)
+            chance.begin_epoch(call, epoch, self.device)
             self._loops_to_come = (count - epoch) * loops
             yield epoch
             epoch += 1
@@ -392,6 +392,7 @@ class Job:
                 cut = self._follow(plan, reader)
         self._inside = False
         chance.end_loop(loop.seed, number, self.device)
+        self._frozen.watch((), self.holder.trained)
         if self.cursor.loop == number:
             self._end("stop" if self.cursor.over else how)
         self._watchdog.leave()
@@ -456,6 +457,9 @@ class Job:
         """What a loop needs, whoever is a member."""
         self.holder.helpers()
         self.holder.loop = number
+        ours = self.holder.parameters()
+        if any(not given.requires_grad for given in ours if id(given) in self.holder.trained.ids):
+            self.holder.trained.put(set())
         self._look_at_parameters()
         self._undo.enter()
         if self.reducer is None:
@@ -463,10 +467,10 @@ class Job:
                 self.reducer = VirtualReducer(self.holder.parameters(), self.virtual_ranks, flags=flags.COUNT)
                 self.passes = Passes(self.holder, self.reducer, self.virtual_ranks)
             else:
-                self.reducer = Reducer(self.holder.parameters(), flags=flags.COUNT)
+                self.reducer = Reducer(self.holder.parameters(), flags=flags.COUNT, trained=self.holder.trained)
             self.reducer.began, self.reducer.rebuilt = self._backward_begins, self._watch_frozen
-            self._watch_frozen()
             self.gate.arrived = lambda: self.reducer is None or self.reducer.failed is None
+        self._watch_frozen()
         if self.passes is not None:
             self.passes.seed = loop.seed
 
@@ -557,7 +561,7 @@ class Job:
             self._watch_frozen()
 
     def _watch_frozen(self) -> None:
-        self._frozen.watch(self.holder.models)
+        self._frozen.watch(self.holder.models, self.holder.trained)
 
     def _backward_begins(self) -> None:
         if self.gate.asked_here and self._plan is not None and self._plan.in_passes:
@@ -664,13 +668,15 @@ class Job:
         assert self.world is not None
         assert self.world.group is not None
         size, loop = self.world.size, self._plan.loop if self._plan is not None else None
+        self._net.stepped |= found.steps > 0
         switches = round(found.ahead) and found.same_ahead(size)
         ends = found.stop or (loop is not None and not loop.has(self.cursor.step))
-        if not (found.compare or switches or ends):
+        if not (found.compare or switches or (ends and self._net.stepped)):
             self._net.passed()
             return
         try:
-            difference = self._net.compare(self.world.group, self.cursor.applied)
+            buffers = self._plan is None or not self._plan.in_passes
+            difference = self._net.compare(self.world.group, self.cursor.applied, buffers=buffers)
         except GroupBroken:
             # The next sum finds out.
             return
@@ -682,7 +688,9 @@ class Job:
         if isinstance(reducer, Reducer) and reducer.carried is not None and not self.holder.unapplied:
             self._habits.carries = bool(self._habits.carries) or reducer.carried
         self._steps_before = self.gate.steps
-        self.holder.unapplied = not self.gate.steps
+        self.holder.unapplied = any(
+            id(optimizer) not in self.gate.stepped and has_gradients(optimizer) for optimizer in self.holder.optimizers
+        )
         self.holder.carries = self.holder.unapplied or self._habits.carries is not False
 
     def _suspend(self, world: World) -> NoReturn:
@@ -713,6 +721,10 @@ class Job:
             self.passes.join_buffers()
         self._finish_sending()
         self._undo.before_step(self.cursor)
+
+    def _flushes(self) -> bool:
+        """Whether a step outside of loops applies what the last loop left over, which all its members hold alike."""
+        return self.holder.unapplied and self._loops > 0 and (self.world is None or self.generation > 0)
 
     def _check_gradients(self) -> None:
         """They are those of the global batch. Where nobody listens there is nobody else."""
@@ -775,6 +787,7 @@ class Job:
                 self._ledger.applied(loop, step, self.generation)
         self._act()
         self._save()
+        self._frozen.watch((), self.holder.trained)
         if self._plan is not None:
             chance.end_loop(self._plan.loop.seed, self.cursor.loop, self.device)
         if self.world is not None and self._inside:
@@ -815,9 +828,13 @@ class Job:
 
     def finish(self) -> None:
         """The script has ended by itself: well, unless a loop was under way."""
-        left = self._in_body or (self._inside and self._exits_in_body)
-        if left and self._plan is not None and (self.world is None or not self.world.closed):
+        goes_on = self.world is None or not self.world.closed
+        if self._inside and self._exits_in_body and self._plan is not None and goes_on:
             raise checks.ended_inside(self.cursor.step, self._plan.loop.total_steps)
+        if self._in_body and goes_on:
+            # It took its batches one by one, and did not ask for another.
+            self._in_body = False
+            self._leave_early()
         self.close(Bye(reason="finished", loops=self._loops))
 
     def close(self, bye: Bye) -> None:

@@ -98,6 +98,7 @@ def _end_with_a_word(job: Job) -> None:
             # Too late to change the exit status in any other way.
             traceback.print_exc()
             job.close(Bye(reason="error", text=f"{type(error).__name__}: {error}"))
+            sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
 

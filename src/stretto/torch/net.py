@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from stretto.torch.groups import Group
 from stretto.torch.state import Holder, dismantle
@@ -40,8 +41,11 @@ WITHIN = 1e-4
 _SMALL = 1 << 12
 """Elements: tensors of fewer are put together first."""
 _WIDTH = 1 << 10
-_ODD = torch.from_numpy(np.random.default_rng(0x5747E770).integers(-(2**62), 2**62, _WIDTH) * 2 + 1)
-"""Where a word stands matters as well as what it is."""
+_CPU = torch.device("cpu")
+_ODD = {_CPU: torch.from_numpy(np.random.default_rng(0x5747E770).integers(-(2**62), 2**62, _WIDTH) * 2 + 1)}
+"""By device: where a word stands matters as well as what it is."""
+_OWN = (_NormBase, _SpectralNorm)
+"""Modules whose buffers are each worker's own."""
 
 
 class Difference(NamedTuple):
@@ -66,6 +70,8 @@ class Net:
         """Since the last comparison."""
         self._began_s = 0.0
         self._agreed = 0
+        self.stepped = False
+        """Whether anybody, as all know, has stepped since the last comparison."""
 
     def wanted(self, generation: int) -> bool:
         """Whether this member, as the leader, would compare after the next step."""
@@ -75,11 +81,12 @@ class Net:
         """A step was applied, and nothing was compared."""
         self._steps += 1
 
-    def compare(self, group: Group, applied: int) -> Difference | None:
-        """Called by all members after the same step. Raises `GroupBroken`."""
+    def compare(self, group: Group, applied: int, *, buffers: bool) -> Difference | None:
+        """Called by all members after the same step. Raises `GroupBroken`. Without buffers where these may depend on
+        how many passes through the body a member had."""
         now_s = self._clock()
         step_s = (now_s - self._began_s) / (self._steps + 1)
-        pieces = list(named(self.holder, self.local, bitwise=self.bitwise))
+        pieces = list(named(self.holder, self.local, bitwise=self.bitwise, buffers=buffers))
         told = [json.loads(one) for one in group.all_gather_bytes(json.dumps([_kind(), checksum(pieces)]).encode())]
         kinds, sums = zip(*told, strict=True)
         names: tuple[str, ...] = ()
@@ -94,7 +101,7 @@ class Net:
         # The first steps of a generation say little of how long a step takes.
         cost = (self._began_s - now_s) / (SHARE * step_s) if known and step_s > 0 else 2 * self._period
         self._period = max(1, min(MOST_STEPS, math.ceil(cost)))
-        self._steps = 0
+        self._steps, self.stepped = 0, False
         return difference
 
 
@@ -102,14 +109,17 @@ Piece = Tensor | str
 """A tensor, or anything else in words."""
 
 
-def named(holder: Holder, local: dict[int, list[str]], *, bitwise: bool) -> Iterator[tuple[str, Piece]]:
+def named(
+    holder: Holder, local: dict[int, list[str]], *, bitwise: bool, buffers: bool = True
+) -> Iterator[tuple[str, Piece]]:
     """Everything that must agree, with a name for people."""
     names: dict[int, str] = {}
     for m, model in enumerate(holder.models):
         prefix = f"{m}." if len(holder.models) > 1 else ""
         for name, parameter in model.named_parameters():
             names.setdefault(id(parameter), f"{prefix}{name}")
-        for name, value in [*model.named_parameters(), *_saved_buffers(model, norms=bitwise)]:
+        saved = _saved_buffers(model, all_of_them=bitwise) if buffers or bitwise else ()
+        for name, value in [*model.named_parameters(), *saved]:
             if not any(fnmatch.fnmatch(name, pattern) for pattern in local.get(m, ())):
                 yield f"{prefix}{name}", value.detach()
     for optimizer in holder.optimizers:
@@ -123,7 +133,10 @@ def named(holder: Holder, local: dict[int, list[str]], *, bitwise: bool) -> Iter
                 owner = names.get(id(parameter), "a parameter")
                 state = optimizer.state.get(parameter, {})
                 for key, value in state.items():
-                    yield f"{key} of {owner} in {kind}", value if isinstance(value, Tensor) else dismantle(value)[0]
+                    words, tensors = ("", [value]) if isinstance(value, Tensor) else dismantle(value)
+                    parts: list[Piece] = [*tensors, words] if words else [*tensors]
+                    for part in parts:
+                        yield f"{key} of {owner} in {kind}", part
     for helper in holder.helpers():
         words, tensors = dismantle(helper.state_dict())
         yield type(helper).__name__, words
@@ -131,9 +144,10 @@ def named(holder: Holder, local: dict[int, list[str]], *, bitwise: bool) -> Iter
             yield type(helper).__name__, tensor
 
 
-def _saved_buffers(model: nn.Module, *, norms: bool) -> Iterator[tuple[str, Tensor]]:
+def _saved_buffers(model: nn.Module, *, all_of_them: bool) -> Iterator[tuple[str, Tensor]]:
+    """But for the statistics of norms, unless these are alike, too."""
     for path, module in model.named_modules():
-        if isinstance(module, _NormBase) and not norms:
+        if isinstance(module, _OWN) and not all_of_them:
             continue
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
@@ -145,35 +159,42 @@ def checksum(pieces: list[tuple[str, Piece]]) -> int:
     """Differs, but for an accident of 1 in 2**64, if a single bit does."""
     found = 0
     packs: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    sums: dict[torch.device, list[Tensor]] = {}
     for place, (_, value) in enumerate(pieces):
+        # All factors are odd: of an even one's product the highest bits would be lost.
         if isinstance(value, str):
-            found += (place + 1) * zlib.crc32(value.encode())
+            found += (2 * place + 1) * zlib.crc32(value.encode())
         elif value.layout != torch.strided or not value.numel():
-            found += place + 1
+            found += 2 * place + 1
         elif value.numel() < _SMALL:
             packs.setdefault((value.dtype, value.device), []).append(value.reshape(-1))
         else:
-            found += (place + 1) * _of_words(value)
-    for p, pack in enumerate(packs.values()):
-        found += (len(pieces) + p + 1) * _of_words(torch.cat(pack))
+            sums.setdefault(value.device, []).append(_of_words(value))
+    for pack in packs.values():
+        whole = torch.cat(pack)
+        sums.setdefault(whole.device, []).append(_of_words(whole))
+    for some in sums.values():
+        # Read together: each reading waits for the device.
+        for place, part in enumerate(torch.stack(some).tolist()):
+            found = 0x9E3779B97F4A7C15 * found + (2 * place + 1) * part
     return found & (2**64 - 1)
 
 
-def _of_words(value: Tensor) -> int:
-    """A sum of its 64-bit words, each with a factor of its place in a row of many."""
+def _of_words(value: Tensor) -> Tensor:
+    """A sum of its 64-bit words, each with an odd factor of its place in a row of many."""
     data = value.contiguous().reshape(-1).view(torch.uint8)
     if data.storage_offset() % 8:
         data = data.clone()
+    odd = _ODD.setdefault(data.device, _ODD[_CPU].to(data.device))
     whole = data.numel() // (8 * _WIDTH) * (8 * _WIDTH)
-    found = 0
+    found = torch.zeros((), dtype=torch.int64, device=data.device)
     if whole:
-        rows = data[:whole].view(torch.int64).view(-1, _WIDTH)
-        found = int((rows.sum(0) * _ODD.to(rows.device)).sum())
+        found = (data[:whole].view(torch.int64).view(-1, _WIDTH).sum(0) * odd).sum()
     if rest := data.numel() - whole:
         # Few enough to be put into one row of their own.
         row = torch.zeros(_WIDTH * 8, dtype=torch.uint8, device=data.device)
         row[:rest] = data[whole:]
-        found += 3 * int((row.view(torch.int64) * _ODD.to(row.device)).sum()) + rest
+        found = 5 * found + 3 * (row.view(torch.int64) * odd).sum() + rest
     return found
 
 

@@ -24,16 +24,18 @@ that clipping or logging in the loop's body cannot touch half a sum.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from stretto.errors import UsageError
+from stretto.torch.frozen import Trained
 from stretto.torch.groups import Group, GroupBroken, Pending
 
 MIB = 1 << 20
@@ -54,6 +56,7 @@ class Reducer:
         bucket_mib: float = 25.0,
         first_bucket_mib: float = 1.0,
         flags: int = 4,
+        trained: Trained | None = None,
     ) -> None:
         self.failed: GroupBroken | None = None
         """Why the gradient of this batch is worth nothing; None when it is good."""
@@ -68,6 +71,9 @@ class Reducer:
         self.rebuilt: Callable[[], None] = _nothing
         """Called when other parameters require gradients than before."""
         self._parameters = list({id(given): given for given in parameters}.values())
+        self.known = trained or Trained()
+        """What it is set up for, whether it requires gradients at the moment or not."""
+        self._built = 0
         self._limits = (int(first_bucket_mib * MIB), int(bucket_mib * MIB))
         self._flags = [0.0] * flags
         self._group: Group | None = None
@@ -136,7 +142,7 @@ class Reducer:
 
     def take_in(self) -> None:
         """Parameters have begun to require gradients, and are about to be used."""
-        if not self._in_round:
+        if not self._in_round and self._changed():
             self._build()
 
     def unseen(self) -> bool:
@@ -177,8 +183,8 @@ class Reducer:
         was_listening, share, kept = bool(self._hooks), self._share, self._kept_aside()
         self._listen(False)
         self._set_share(1.0)
-        # What was kept aside must not be lost where a parameter is frozen in between.
-        self._required = [given.requires_grad or id(given) in kept for given in self._parameters]
+        self.known.add(given for given in self._parameters if given.requires_grad)
+        self._required, self._built = [id(given) in self.known.ids for given in self._parameters], self.known.version
         self._trained = [given for given, known in zip(self._parameters, self._required, strict=True) if known]
         self._aside = {index: kept[id(given)] for index, given in enumerate(self._trained) if id(given) in kept}
         self._left = []
@@ -202,9 +208,16 @@ class Reducer:
         return {id(self._trained[index]): kept for index, kept in self._aside.items()}
 
     def _changed(self) -> bool:
-        return self._required != [given.requires_grad for given in self._parameters] or any(
-            bucket.buffer.dtype != bucket.parameters[0].dtype or bucket.buffer.device != bucket.parameters[0].device
-            for bucket in self._buckets
+        new = not all(self._required) and any(
+            given.requires_grad and not known for given, known in zip(self._parameters, self._required, strict=True)
+        )
+        return (
+            new
+            or self._built != self.known.version
+            or any(
+                bucket.buffer.dtype != bucket.parameters[0].dtype or bucket.buffer.device != bucket.parameters[0].device
+                for bucket in self._buckets
+            )
         )
 
     # Hooks.
@@ -214,8 +227,7 @@ class Reducer:
         if wanted and not self._hooks:
             for bucket in self._buckets:
                 for index, given in zip(bucket.indices, bucket.parameters, strict=True):
-                    if given.requires_grad:
-                        self._hooks.append(_after_accumulation(given, self._hook(index, bucket)))
+                    self._hooks.append(_after_accumulation(given, self._hook(index, bucket)))
         elif not wanted and self._hooks:
             for hook in self._hooks:
                 hook.remove()
@@ -227,12 +239,14 @@ class Reducer:
 
         def fired(_: torch.Tensor) -> None:
             if not self._in_round:
-                self._begin(index)
+                self._begin()
             marks = self._fired
             if marks[index]:
                 self._again(index, bucket)
                 return
             marks[index] = 1
+            if self._left:
+                self._look_at(index)
             if not self._accumulating and self._group is not None and self.failed is None:
                 if large:
                     bucket.take(index, self._weight, self._aside)
@@ -245,7 +259,7 @@ class Reducer:
     def _set_share(self, share: float) -> None:
         self._share = share
         if share != 1.0 and not self._scaling:
-            self._scaling = [_on_gradient(given, self._scale) for given in self._trained if given.requires_grad]
+            self._scaling = [_on_gradient(given, self._scale) for given in self._trained]
         elif share == 1.0 and self._scaling:
             for hook in self._scaling:
                 hook.remove()
@@ -257,15 +271,20 @@ class Reducer:
 
     # A round: one backward pass.
 
-    def _begin(self, first: int) -> None:
+    def _begin(self) -> None:
         self._in_round = True
         self.backwards += 1
-        if self._left and self.backwards == 1 and (before := self._left[first]) is not None:
-            gradient, writes = before
-            # Nothing but this pass has written to it, so it was not set to zero.
-            self.carried = self._trained[first].grad is gradient and gradient._version == writes + 1
         self.began()
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    def _look_at(self, index: int) -> None:
+        """Whether a gradient was added to the one of the batch before; not if that was replaced, or written to before
+        this pass was, by which it is set to zero."""
+        before, self._left[index] = self._left[index], None
+        if before is not None:
+            gradient, writes = before
+            added = self._trained[index].grad is gradient and gradient._version == writes + 1
+            self.carried = bool(self.carried) or added
 
     def _again(self, index: int, bucket: _Bucket) -> None:
         """A gradient that came twice in one pass: no harm before it was put into its bucket."""
@@ -554,8 +573,21 @@ def _check_dense(grad: torch.Tensor | None) -> None:
 
 
 def _after_accumulation(given: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
-    return given.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    with _thawed(given):
+        return given.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def _on_gradient(given: torch.nn.Parameter, hook: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    return given.register_hook(hook)  # type: ignore[no-untyped-call]
+    with _thawed(given):
+        return given.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _thawed(given: torch.nn.Parameter) -> Iterator[None]:
+    """A frozen parameter takes no hooks, but keeps those that it has."""
+    required = given.requires_grad
+    given.requires_grad_(True)
+    try:
+        yield
+    finally:
+        given.requires_grad_(required)

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stretto.torch.frozen import Trained
+
 
 class Stateful(Protocol):
     """Anything that a job can carry along."""
@@ -49,6 +51,7 @@ class Holder:
         """Whether nothing stepped in the last batch."""
         self.carries = False
         """Whether the gradients of the last batch may be added to by the next one."""
+        self.trained = Trained()
         self._ahead: tuple[str, list[Tensor]] | None = None
         """A state of a later loop: what the script does until it is there must not count."""
 
@@ -91,14 +94,20 @@ class Holder:
             "groups": [grouping(optimizer, ours) for optimizer in self.optimizers],
             "epochs": self.epochs,
             "unapplied": self.unapplied,
-            "gradients": [parameter.grad for parameter in ours] if self.carries else [],
+            "trained": [place for place, given in enumerate(ours) if id(given) in self.trained.ids],
+            "gradients": [gradient_of(parameter, carried=self.carries) for parameter in ours],
         }
         return dismantle(whole)
 
-    def put(self, skeleton: str, tensors: list[Tensor]) -> list[int]:
-        """Replace the whole state; the cursor that came with it. The tensors belong to this holder from now on."""
+    def put(self, skeleton: str, tensors: list[Tensor], *, values_only: bool = False) -> list[int]:
+        """Replace the whole state; the cursor that came with it. The tensors belong to this holder from now on. With
+        `values_only` the script stays as it is in all else: what it trains, and where it is."""
         whole = assemble(skeleton, tensors)
         cursor: list[int] = whole["cursor"]
+        if values_only:
+            for name in ("requires", "groups", "gradients", "epochs", "unapplied", "trained"):
+                whole.pop(name, None)
+            cursor[0] = self.loop
         if cursor[0] <= self.loop:
             self._load(whole)
             return cursor
@@ -128,6 +137,8 @@ class Holder:
         for part, state in zip(self.optimizers, whole["optimizers"], strict=True):
             part.load_state_dict(state)
         self.epochs, self.unapplied = whole.get("epochs", []), whole.get("unapplied", False)
+        if "trained" in whole:
+            self.trained.put({id(ours[place]) for place in whole["trained"] if place < len(ours)})
         put_gradients(ours, whole.get("gradients", ()))
         for helper, state in zip(helpers, whole["helpers"], strict=True):
             helper.load_state_dict(state)
@@ -152,10 +163,26 @@ def regroup(optimizer: torch.optim.Optimizer, groups: list[list[int]], parameter
         optimizer.add_param_group({"params": [parameters[place] for place in group]})
 
 
-def put_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Left over for the next batch; none where nothing is said."""
+def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(given.grad is not None for group in optimizer.param_groups for given in group["params"])
+
+
+def gradient_of(parameter: Tensor, *, carried: bool) -> Tensor | int | None:
+    """What the next batch finds: a gradient that it may add to, or else whether there is any (0). One that is zero and
+    none are different: optimizers pass over a parameter without one."""
+    gradient = parameter.grad
+    if gradient is None or not carried:
+        return None if gradient is None else 0
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
+
+
+def put_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor | int | None]) -> None:
+    """What `gradient_of` took; none where nothing is said."""
     for place, parameter in enumerate(parameters):
-        parameter.grad = gradients[place] if place < len(gradients) else None
+        found = gradients[place] if place < len(gradients) else None
+        if isinstance(found, int):
+            found = torch.zeros_like(parameter)
+        parameter.grad = None if found is None else found.to(parameter.device)
 
 
 def _tensors(model: nn.Module) -> dict[str, Any]:

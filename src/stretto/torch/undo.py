@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from stretto.errors import StrettoError
-from stretto.torch.state import Holder, foreign, put_gradients
+from stretto.torch.state import Holder, foreign, gradient_of, put_gradients
 from stretto.torch.transfer import marks
 
 Buffers = dict[str, torch.Tensor | None]
@@ -130,7 +130,7 @@ class _Noted:
         """`room` is where buffers are copied to, kept from batch to batch."""
         self.holder, self.tables = holder, tables
         self.parameters, self.required = parameters, required
-        self.gradients = [_own(given.grad) for given in parameters] if holder.carries else []
+        self.gradients = [_own(gradient_of(given, carried=True)) for given in parameters] if holder.carries else None
         now = self._found()
         with torch.no_grad():
             if [_like(one) for one in room] != [_like(one) for one in now]:
@@ -163,7 +163,9 @@ class _Noted:
             del optimizer.param_groups[len(groups) :]
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.update(values)
-        put_gradients(self.parameters, self.gradients)
+        # Gradients that the next batch does not add to are zeros, where there were any.
+        left = [gradient_of(given, carried=False) for given in self.parameters]
+        put_gradients(self.parameters, left if self.gradients is None else self.gradients)
 
     def _found(self) -> list[torch.Tensor]:
         return [buffer for table in self.tables if table for buffer in table.values() if buffer is not None]
