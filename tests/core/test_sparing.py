@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strategies import job, snapshots, view_of
@@ -39,6 +39,17 @@ def test_an_equal_waits_until_a_start_has_stood_for_a_moment() -> None:
     assert spared.wake_s == view.now_s + FIRST_S - 0.25
     later = aged(view, FIRST_S, 9.0)
     assert spare(later, decided(later, np.array([0, 2]))).workers.tolist() == [0, 2]
+
+
+@given(st.floats(0.0, 1e6))
+@example(255.069)
+def test_when_it_is_thought_of_again_the_moment_is_over(started_s: float) -> None:
+    """To the last bit: otherwise a simulation would think of it at this moment for ever."""
+    view = msgspec.structs.replace(
+        view_of(2, [new(), job(size=2)]), now_s=started_s, changed_s=np.array([started_s, 0.0])
+    )
+    again = msgspec.structs.replace(view, now_s=spare(view, decided(view, np.array([0, 2]))).wake_s)
+    assert spare(again, decided(again, np.array([0, 2]))).workers.tolist() == [0, 2]
 
 
 def test_more_urgent_jobs_take_its_place_at_once() -> None:

@@ -54,7 +54,8 @@ def _just_started(view: Snapshot) -> BoolArray:
     """Who has its workers for a moment, where starts cost something. Not who has lost some of them already."""
     allowed = (view.workers >= view.min_workers) & (view.workers <= view.max_workers)
     whole = view.placed.sum(axis=1) >= view.workers if view.placed.shape[1] else np.ones(len(view), np.bool_)
-    young = (view.now_s - view.changed_s < FIRST_S) & (view.start_s > 0)
+    # As `wake_s` is reckoned: what it is woken for must be so then.
+    young = (view.now_s < view.changed_s + FIRST_S) & (view.start_s > 0)
     just: BoolArray = (view.workers > 0) & ~view.is_service & allowed & whole & young
     return just
 
