@@ -627,7 +627,7 @@ class Job:
         if found.stop:
             # In what is saved, too. Newcomers would not know: they come in with the next loop.
             self.cursor = self.cursor._replace(over=1)
-        if not alone:
+        if not alone and not recording.compares():
             self._compare(found)
         self._stopping |= recording.settled(self)
         acted, saved = self._act(), self._save()

@@ -56,6 +56,11 @@ def enter(job: Job) -> None:
         recorder.enter(job)
 
 
+def compares() -> bool:
+    """Whether runs are compared afterwards: then replicas that part are let go on, and shown."""
+    return _recorder() is not None
+
+
 def settled(job: Job) -> bool:
     """A step was applied; whether the loop is to end."""
     return (recorder := _recorder()) is not None and recorder.settled(job)

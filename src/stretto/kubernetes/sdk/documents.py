@@ -100,6 +100,7 @@ def job(found: ElasticJob, own: Iterable[Pod] = ()) -> Job:
         keeps=bool(kept.get("keeps")),
         lost_s=float(kept.get("lost_s") or 0.0),
         lost=dict(kept.get("lost") or {}),
+        stuck=[],
         spec=_shown(found, file),
     )
 
