@@ -209,11 +209,6 @@ class VirtualReducer:
         found: list[float] = self._result.tolist()
         return found
 
-    @property
-    def required(self) -> list[bool]:
-        """Which parameters it adds up."""
-        return self._required
-
     def take_in(self) -> None:
         """Parameters have begun to require gradients, and are about to be used."""
         self._listen()

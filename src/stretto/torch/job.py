@@ -424,7 +424,7 @@ class Job:
         parts = plan.rehearsal(self.world.member.welcome.size + 1 if self.world.member.welcome is not None else 1)
         reader.follow(lambda: iter(parts))
         self._watchdog.enter()
-        self._undo.begin(self.cursor, [given.requires_grad for given in self.holder.parameters()], alone=False)
+        self._undo.begin(self.cursor, alone=False)
         for part in parts:
             if self.passes is not None:
                 self.passes.start(None, Flags())
@@ -551,7 +551,7 @@ class Job:
         elif self.passes is not None:
             self.passes.start(group, self._sent)
         if self.world is not None:
-            self._undo.begin(self.cursor, self.reducer.required, alone=self.size == 1)
+            self._undo.begin(self.cursor, alone=self.size == 1)
         return weight
 
     def _thaw(self) -> None:

@@ -135,11 +135,6 @@ class Reducer:
         self._in_round = True
         self._finish()
 
-    @property
-    def required(self) -> list[bool]:
-        """Which parameters it adds up."""
-        return self._required
-
     def take_in(self) -> None:
         """Parameters have begun to require gradients, and are about to be used."""
         if not self._in_round and self._changed():

@@ -139,7 +139,10 @@ class Holder:
         self.epochs, self.unapplied = whole.get("epochs", []), whole.get("unapplied", False)
         if "trained" in whole:
             self.trained.put({id(ours[place]) for place in whole["trained"] if place < len(ours)})
-        put_gradients(ours, whole.get("gradients", ()))
+        left = whole.get("gradients", ())
+        put_gradients(ours, left)
+        # Before its first batch here is over nobody else can tell.
+        self.carries = any(isinstance(one, Tensor) for one in left)
         for helper, state in zip(helpers, whole["helpers"], strict=True):
             helper.load_state_dict(state)
         for name, extra in self.extras.items():

@@ -60,9 +60,8 @@ class Undo:
         self._parameters = self.holder.parameters()
         self._tables = [module._buffers for model in self.holder.models for module in model.modules()]
 
-    def begin(self, cursor: tuple[int, ...], required: list[bool], *, alone: bool) -> None:
-        """A batch begins, with these parameters to be trained. Alone nothing can fail: then the script is watched only
-        until it is known."""
+    def begin(self, cursor: tuple[int, ...], *, alone: bool) -> None:
+        """A batch begins. Alone nothing can fail: then the script is watched only until it is known."""
         self._whole = self._noted = self._marks = None
         self._changed = False
         self._looked = alone and self.habits.by_hand is not None
@@ -73,7 +72,7 @@ class Undo:
             self._marks = marks(self._parameters)
         if alone:
             return
-        self._noted = _Noted(self.holder, self._tables, self._room, self._parameters, required)
+        self._noted = _Noted(self.holder, self._tables, self._room, self._parameters)
         if self.habits.by_hand is not False:
             self._copy(cursor)
 
@@ -125,11 +124,10 @@ class _Noted:
         tables: list[Buffers],
         room: list[torch.Tensor],
         parameters: list[torch.nn.Parameter],
-        required: list[bool],
     ) -> None:
         """`room` is where buffers are copied to, kept from batch to batch."""
         self.holder, self.tables = holder, tables
-        self.parameters, self.required = parameters, required
+        self.parameters, self.required = parameters, [given.requires_grad for given in parameters]
         self.gradients = [_own(gradient_of(given, carried=True)) for given in parameters] if holder.carries else None
         now = self._found()
         with torch.no_grad():
