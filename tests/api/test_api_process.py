@@ -105,6 +105,44 @@ def test_a_clean_end_lets_workers_go_on(tmp_path: Path) -> None:
         assert api_of(data).until(job["id"], "succeeded", "failed")["phase"] == "succeeded"
 
 
+TRAINING = """
+import os, time
+import torch
+import stretto.torch as stretto
+from torch.utils.data import TensorDataset
+
+job = stretto.join()
+model = job.model(torch.nn.Linear(4, 1))
+optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+for batch in job.batches(TensorDataset(torch.randn(64, 4)), size=16, epochs=10**6):
+    optimizer.zero_grad(); model(batch[0]).square().mean().backward(); optimizer.step()
+    if os.path.exists("go"):
+        job.stop()
+    time.sleep(0.02)
+"""
+
+
+def test_a_clean_end_puts_no_worker_out(tmp_path: Path) -> None:
+    """The connections to the workers close one after the other, and none of them has died of that."""
+    work, data = tmp_path / "work", tmp_path / "data"
+    work.mkdir()
+    (work / "train.py").write_text(TRAINING)
+    with serving(data) as api:
+        elastic = {"min": 3, "max": 3}
+        job = api.submit(f"cd {work} && exec {sys.executable} train.py", elastic=elastic, env={"OMP_NUM_THREADS": "1"})
+        eventually(lambda: api.job(job["id"])["steps"])
+        down(data)
+        serve(options(data, port=None), detach=True)
+        again = api_of(data)
+        before = again.job(job["id"])["steps"]
+        eventually(lambda: again.job(job["id"])["steps"] > before)
+        (work / "go").touch()
+        assert again.until(job["id"], "succeeded", "failed")["phase"] == "succeeded"
+        told = again.get(f"/v1/jobs/{job['id']}/events").text
+        assert '"status":75' not in told
+        assert '"w3"' not in told, "nobody had to be replaced"
+
+
 def test_down_can_cancel_all_jobs(tmp_path: Path) -> None:
     with serving(tmp_path) as api:
         for _ in range(3):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -66,17 +65,14 @@ def test_quotas() -> None:
 
 
 @pytest.mark.parametrize("command", ["up", "controller"])
-@pytest.mark.parametrize("file", ["nowhere/record.jsonl", "folder", "record.jsonl.gz", "read-only.jsonl"])
+@pytest.mark.parametrize("file", ["nowhere/record.jsonl", "folder", "record.jsonl.gz", "/proc/version", "/proc/new"])
 def test_a_record_that_cannot_be_written_is_told_at_once(
     command: str, file: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "folder").mkdir()
-    (tmp_path / "read-only.jsonl").touch(0o400)
-    if file.startswith("read-only") and os.access(tmp_path / file, os.W_OK):
-        pytest.skip("who runs this may write everywhere")
     more = ["--data", str(tmp_path / "data")] if command == "up" else []
     assert main([command, "--port", "0", "--record", str(tmp_path / file), *more]) == 2
     said = capfd.readouterr().err
     assert str(tmp_path / file) in said
     assert "hint" in said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "read-only.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]

@@ -64,6 +64,9 @@ class Job:
         self.state, effects = handle(self.state, event, self.now_s)
         for done, effect in enumerate(effects):
             if self.crash_after is not None and done >= self.crash_after:
+                if not self.keeps_all and any(isinstance(x, c.Journal) for x in effects[:done]):
+                    # What was written anew holds those that follow, too.
+                    self.effects += [x for x in effects[done:] if isinstance(x, c.Journal)]
                 self.restart_coordinator()
                 return
             self._carry_out(effect)
@@ -240,6 +243,8 @@ class Job:
         process.entered, process.broken, process.waiting, process.received = switch, False, False, None
         for kind in (m.Formed, m.Committed, m.Broken, m.LoopEnd):
             process.facts.pop(kind, None)
+        if not switch.planned:
+            self.say(process, self._heartbeat(process))
 
     # What workers do among themselves.
 
@@ -460,8 +465,11 @@ class Job:
         self.beat_s = self.now_s + self.settings.heartbeat_s
         for p in self.processes.values():
             if (self._fit(p) or (p.stuck and p.running)) and p.connection is not None:
-                place = {"loop": p.held.loop, "step": len(p.lineage), "applied": len(p.lineage)}
-                self.say(p, m.Heartbeat(generation=p.generation, **place))
+                self.say(p, self._heartbeat(p))
+
+    def _heartbeat(self, p: Process) -> m.Heartbeat:
+        steps = len(p.lineage)
+        return m.Heartbeat(generation=p.generation, loop=p.held.loop, step=steps, applied=steps)
 
     # All at once, for when order does not matter.
 

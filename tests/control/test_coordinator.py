@@ -67,8 +67,8 @@ def failures(effects: list[e.Effect]) -> list[str]:
     return [x.reason for x in effects if isinstance(x, e.Failed)]
 
 
-def beat(step: int, generation: int = 1) -> m.Heartbeat:
-    return m.Heartbeat(generation=generation, loop=0, step=step, applied=step)
+def beat(step: int, generation: int = 1, **more: Any) -> m.Heartbeat:
+    return m.Heartbeat(generation=generation, loop=0, step=step, applied=step, **more)
 
 
 # Who is who.
@@ -214,10 +214,10 @@ def test_all_may_break_at_the_same_step() -> None:
     assert sent(desk.say("w2", loop_end(4, "break")), m.End) == ["w1", "w2"]
 
 
-def _wait_for_it(desk: Desk) -> list[e.Effect]:
+def _wait_for_it(desk: Desk, *, seconds: int = 12, waits: bool = True) -> list[e.Effect]:
     said: list[e.Effect] = []
-    for _ in range(12):
-        said += desk.wait(1.0) + desk.say("w1", beat(4)) + desk.say("w2", beat(4))
+    for _ in range(seconds):
+        said += desk.wait(1.0) + desk.say("w1", beat(4)) + desk.say("w2", beat(4, waits=waits))
     return said
 
 
@@ -234,6 +234,17 @@ def test_a_break_that_not_all_take_fails_the_job(after: Callable[[Desk], list[e.
     assert "w1 left it (break) after step 4" in failures(effects)[0]
     assert "job.stop()" in failures(effects)[0]
     assert sent(effects, m.Fail) == ["w1", "w2"]
+
+
+def test_who_is_still_in_its_body_may_break_out_of_the_loop_later_than_others() -> None:
+    desk = Desk(2)
+    desk.say("w1", beat(4)), desk.say("w2", beat(4))
+    desk.say("w1", loop_end(4, "break", step=4))
+    assert not failures(_wait_for_it(desk, seconds=500, waits=False))
+    assert not failures(_wait_for_it(desk, seconds=8))
+    assert not failures(_wait_for_it(desk, seconds=1, waits=False))
+    assert not failures(_wait_for_it(desk, seconds=8)), "it counts from when it began to wait"
+    assert sent(desk.say("w2", loop_end(4, "break")), m.End) == ["w1", "w2"]
 
 
 # Ends.
@@ -368,9 +379,9 @@ def test_no_leaver_stands_in_while_another_may_hold_a_later_state() -> None:
 # Who hangs.
 
 
-def still(seconds: float, place: str = "loop", **more: Any) -> m.Heartbeat:
+def still(seconds: float, place: str = "loop", generation: int = 1, **more: Any) -> m.Heartbeat:
     stuck = m.Stuck(seconds=seconds, place=place, line="train.py:41 train_step", **more)
-    return m.Heartbeat(generation=1, loop=0, step=3, applied=3, stuck=(stuck,))
+    return beat(3, generation, stuck=(stuck,))
 
 
 def to_name(desk: Desk) -> list[str]:
@@ -399,6 +410,18 @@ def test_who_hangs_in_its_loop_for_too_long_fails_the_job() -> None:
     assert "ssl.py:7 read" in reason
     assert "STRETTO_STUCK_ENDED_S" in reason
     assert desk.state.failed == reason
+
+
+@pytest.mark.parametrize("gave_up", [False, True])
+def test_who_hangs_while_the_others_wait_for_it_in_a_new_generation_fails_the_job(gave_up: bool) -> None:
+    desk = Desk(workers=3)
+    desk.close("w3")
+    desk.say("w1", beat(3, generation=2))
+    if gave_up:
+        desk.say("w1", m.Broken(generation=2, cause="no word from rank 1", suspects=("w2",)))
+    assert not failures(desk.say("w1", still(900, waits=True, overdue=True, generation=2)))
+    [reason] = failures(desk.say("w2", still(900, overdue=True)))
+    assert reason.startswith("worker w2 has made no step for 900 s")
 
 
 def test_who_hangs_outside_of_its_loops_is_only_named() -> None:

@@ -57,6 +57,26 @@ def _slander(job: Job, process: Process, which: int) -> None:
     job.report_broken(process, (_other(job, process, which).name,) if which % 3 else ())
 
 
+def _give_up(job: Job, process: Process, which: int) -> None:
+    """Those who have not come into its generation have not done so for too long; it names them."""
+    switch = process.entered
+    if switch is not None and process.formed < switch.generation:
+        late = [p.name for p in job.peers(switch) if p.generation < switch.generation]
+        job.report_broken(process, () if process.vague else tuple(late))
+
+
+def _busy(job: Job, process: Process, which: int) -> None:
+    """In its script, where it sees nothing else."""
+    if process.holds and process.formed == process.generation:
+        process.stuck = True
+
+
+def _long(job: Job, process: Process, which: int) -> None:
+    """More than a generation may take to form; everybody is heard all the while."""
+    for _ in range(15):
+        job.round(1.0)
+
+
 def _stall(job: Job, process: Process, which: int) -> None:
     """The coordinator does not look for a while; then it reads what was said meanwhile."""
     job.stall(7.0 + which)
@@ -118,6 +138,7 @@ FAULTS: dict[str, Act] = {
     "spawn partitioned": _spawn_partitioned,
     "spawn again": _spawn_again,
     "slander": _slander,
+    "give up": _give_up,
     "later": lambda job, process, which: job.advance(6.0),
     "much later": lambda job, process, which: job.advance(70.0),
     "restart": lambda job, process, which: job.restart_coordinator(),
@@ -127,6 +148,14 @@ FAULTS: dict[str, Act] = {
     "keep what matters": lambda job, process, which: job.keep_what_matters(),
 }
 ALL = ORDINARY | PLANS | FAULTS
+LONG_STEPS: dict[str, Act] = {
+    "busy": _busy,
+    "free": _set("stuck", False),
+    "give up": _give_up,
+    "kill": _alone(Job.kill),
+    "vague": _set("vague", True),
+    "long": _long,
+}
 
 
 def _schedules(kinds: dict[str, Act]) -> st.SearchStrategy[Schedule]:
@@ -225,6 +254,18 @@ def test_planned_changes_interrupt_nobody(schedule: Schedule, workers: int) -> N
     assert not [e for e in job.effects[seen:] if isinstance(e, c.Evicted)]
     unplanned = [e for e in job.effects[seen:] if isinstance(e, c.Announced) and not e.planned]
     assert all(e.why == "broken" for e in unplanned)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(_schedules(ORDINARY | LONG_STEPS), st.integers(2, 4))
+def test_who_is_only_busy_is_never_put_out(schedule: Schedule, workers: int) -> None:
+    job = _begin(workers, min_workers=workers)
+    _play(job, schedule, ORDINARY | LONG_STEPS)
+    _long(job, next(iter(job.processes.values())), 0)
+    put_out = {e.worker for e in job.effects if isinstance(e, c.Evicted)}
+    killed = {p.name for p in job.processes.values() if not p.alive and not p.out}
+    assert put_out <= killed, "\n".join(job.log[-60:])
+    _must_settle(job)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

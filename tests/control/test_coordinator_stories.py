@@ -263,10 +263,13 @@ def test_a_newcomer_with_a_broken_link_goes_and_the_members_train_on() -> None:
     assert len(first.lineage) > before + 20
 
 
-def test_a_member_that_never_forms_is_evicted_in_time() -> None:
+def test_a_member_that_comes_and_never_forms_is_evicted_in_time() -> None:
     job, (_, second, third) = start(3)
-    third.stuck = True
     job.kill(second)
+    job.notice_closed()
+    job.drain(third)
+    assert third.generation == 2
+    third.stuck = True
     while job.now_s < 22:
         job.round(0.5)
     expect(
@@ -274,11 +277,182 @@ def test_a_member_that_never_forms_is_evicted_in_time() -> None:
         """
         10.0  w2 evicted: generation 2 goes on without it: lost w2
         10.0  2: w1 w3  (at once: lost w2)
-        20.0  w3 evicted: generation 2 could not be formed with it
-        20.0  3: w1  (at once: not formed in time)
-        20.5  3 formed
+        20.5  w3 evicted: generation 2 could not be formed with it
+        20.5  3: w1  (at once: not formed in time)
+        21.0  3 formed
         """,
     )
+
+
+def busy_after_a_loss() -> tuple[Job, Process, Process]:
+    """Of three, one dies and another is in the middle of a long step: who waits for it, and who is busy."""
+    job, (first, second, third) = start(3)
+    third.stuck = True
+    job.kill(second)
+    job.notice_closed()
+    return job, first, third
+
+
+def test_a_survivor_that_is_busy_is_waited_for_however_long_it_takes() -> None:
+    job, _, busy = busy_after_a_loss()
+    while job.now_s < 600:
+        job.round(0.5)
+    busy.stuck = False
+    settle(job)
+    expect(
+        job,
+        """
+        10.0  w2 evicted: generation 2 goes on without it: lost w2
+        10.0  2: w1 w3  (at once: lost w2)
+        600.0  2 formed
+        """,
+    )
+    assert job.training(2)
+
+
+def test_the_time_to_form_counts_from_when_the_last_has_come() -> None:
+    job, waits, busy = busy_after_a_loss()
+    while job.now_s < 100:
+        job.round(0.5)
+    busy.stuck = False
+    job.consider(busy)
+    waits.stuck = True
+    while job.now_s < 112:
+        job.round(0.5)
+    assert transcript(job).splitlines()[2:4] == [
+        "110.0  w3 evicted: generation 2 could not be formed with it",
+        "110.0  3: w1  (at once: not formed in time)",
+    ]
+
+
+def test_a_survivor_that_freezes_while_it_is_busy_is_not_waited_for() -> None:
+    job, _, busy = busy_after_a_loss()
+    while job.now_s < 30:
+        job.round(0.5)
+    busy.frozen = True
+    while job.now_s < 37:
+        job.round(0.5)
+    assert transcript(job).splitlines()[2:] == [
+        "35.0  w3 evicted: generation 3 goes on without it: lost w3",
+        "35.0  3: w1  (at once: lost w3)",
+        "35.5  3 formed",
+    ]
+
+
+def test_who_gave_up_waiting_for_one_that_is_busy_puts_nobody_out() -> None:
+    """A worker connects for half a minute only; then it says whom it missed, and waits for the next list."""
+    job, first, busy = busy_after_a_loss()
+    for _ in range(3):
+        job.drain(first)
+        job.report_broken(first, (busy.name,))
+        while job.now_s < 100 * (1 + len(job.log)):
+            job.round(0.5)
+        busy.stuck = False
+        job.consider(busy)
+        busy.stuck = True
+        settle(job)
+    busy.stuck = False
+    settle(job)
+    expect(
+        job,
+        """
+        10.0  w2 evicted: generation 2 goes on without it: lost w2
+        10.0  2: w1 w3  (at once: lost w2)
+        300.0  3: w1 w3  (at once: broken)
+        400.0  4: w1 w3  (at once: broken)
+        500.0  5: w1 w3  (at once: broken)
+        500.0  5 formed
+        """,
+    )
+
+
+def test_of_two_with_a_broken_link_one_goes_though_it_came_late() -> None:
+    job, _, busy = busy_after_a_loss()
+    job.broken_links.add(frozenset(("w1", "w3")))
+    while job.now_s < 60:
+        job.round(0.1)
+    busy.stuck = False
+    for _ in range(30):
+        job.round(0.1)
+    assert [line.partition("  ")[2] for line in transcript(job).splitlines()[2:]] == [
+        "3: w1 w3  (at once: broken)",
+        "w3 evicted: generation 3 could not be formed with it",
+        "4: w1  (at once: broken)",
+        "4 formed",
+    ]
+
+
+def test_a_newcomer_that_does_not_come_is_not_busy() -> None:
+    """It holds nothing, and has nothing else to do."""
+    job, (_, second) = start(2)
+    newcomer = take_proposal(job)
+    newcomer.stuck = True
+    job.kill(second)
+    job.notice_closed()
+    while job.now_s < 22:
+        job.round(0.5)
+    expect(
+        job,
+        """
+        10.0  2: w1 w2 w3  (planned: +w3 (want 3))
+        10.0  w2 evicted: generation 3 goes on without it: lost w2
+        10.0  3: w1 w3  (at once: lost w2)
+        20.5  w3 evicted: generation 3 could not be formed with it
+        20.5  4: w1  (at once: not formed in time)
+        21.0  4 formed
+        """,
+    )
+
+
+def test_a_member_that_is_busy_between_a_step_and_the_next_generation_is_waited_for() -> None:
+    """The other one has gone into the proposal, and waits there."""
+    job, (first, second) = start(2)
+    job.tell(Want(3))
+    newcomer = job.spawn()
+    job.drain(newcomer), job.get_ready(newcomer), job.drain(newcomer)
+    for process in (first, second):
+        job.drain(process), job.apply(process)
+    job.reduce(first), job.apply(first)
+    second.stuck = True
+    assert (first.generation, second.generation) == (2, 1)
+    while job.now_s < 100:
+        job.round(0.5)
+    second.stuck = False
+    settle(job)
+    expect(
+        job,
+        """
+        10.0  2: w1 w2 w3  (planned: +w3 (want 3))
+        21.0  3: w1 w2 w3  (at once: not formed in time)
+        100.0  3 formed
+        """,
+    )
+
+
+def test_a_newcomer_that_waits_for_those_who_have_done_all_steps_is_let_go() -> None:
+    """They evaluate, and end; nothing is begun again for its sake."""
+    job = Job(Settings(token="secret", min_workers=2, want=2), loops=1, loop_steps=5)
+    first, second = job.spawn(), job.spawn()
+    job.run(lambda: len(first.lineage) == 2)
+    job.save(first)
+    job.run(lambda: job.at_end(first) and job.at_end(second))
+    for process in (first, second):
+        job.wait_at_end(process), job.drain(process)
+    assert job.state.loops_done == 1
+    first.stuck = second.stuck = True
+    job.tell(Want(3))
+    newcomer = job.spawn()
+    job.run(lambda: newcomer.generation == 2)
+    job.kill(second), job.round(0.5), job.reap(second)
+    for _ in range(60):
+        job.round(0.5)
+    assert newcomer.generation == job.state.number == 3
+    job.report_broken(newcomer, (first.name,))
+    first.stuck = False
+    job.run(lambda: job.state.done)
+    job.round(0.5)
+    assert (first.out, newcomer.out) == ("finished", "released")
+    assert not newcomer.lineage
 
 
 def test_a_restarted_coordinator_adopts_the_job_without_touching_it() -> None:

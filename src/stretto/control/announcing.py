@@ -41,4 +41,5 @@ def switch(state: State, gen: Generation) -> Switch:
         planned=gen.planned,
         loops_done=state.loops_done,
         epochs=state.epochs,
+        ended=tuple(w.name for w in state.workers.values() if w.finished),
     )

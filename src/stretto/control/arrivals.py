@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from dataclasses import replace
 
+from stretto.control import formation
 from stretto.control.announcing import switch
 from stretto.control.events import Drop, Refuse
 from stretto.control.journal import want_record
@@ -29,10 +30,10 @@ def hello(turn: Turn, connection: int, said: m.Hello) -> None:
         address=said.address,
         heard_s=turn.now_s if not known.out else known.heard_s,
         applied=max(known.applied, said.applied),
-        generation=said.generation,
         holds_state=known.holds_state
         or (said.holds_state and any(g.concerns(known.incarnation) for g in turn.state.open)),
     )
+    formation.reached(turn, known.incarnation, said.generation)
     _tell_all(turn, known.incarnation)
 
 

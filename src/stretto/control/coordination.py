@@ -126,11 +126,15 @@ class Coordination:
         self.port = next(iter(self._server.sockets)).getsockname()[1]
         return self.port
 
-    async def stop(self) -> None:
-        """Hang up. The workers train on, and come back to whoever reads the journal next."""
+    def fall_silent(self) -> None:
+        """Decide nothing any more, as before `stop`: whose connection closes from now on has not died."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+
+    async def stop(self) -> None:
+        """Hang up. The workers train on, and come back to whoever reads the journal next."""
+        self.fall_silent()
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
@@ -237,7 +241,7 @@ class Coordination:
         try:
             under_way = self._journal.write(records, self._state)
         except OSError as error:
-            self._fall_silent(error)
+            self._give_up(error)
             raise
         if under_way is not None:
             self._keeping = True
@@ -248,11 +252,11 @@ class Coordination:
         if under_way.cancelled():
             self._stopped = True
         elif (error := under_way.exception()) is not None:
-            self._fall_silent(error)
+            self._give_up(error)
         else:
             self._carry_out_all()
 
-    def _fall_silent(self, error: BaseException) -> None:
+    def _give_up(self, error: BaseException) -> None:
         """What cannot be remembered must not be announced; the workers train on and wait for the next coordinator."""
         self._stopped = True
         if self._server is not None:

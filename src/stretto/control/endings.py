@@ -47,15 +47,13 @@ def _end_loop(turn: Turn, gen: Generation, applied: int) -> None:
 
 
 def _left_alone(turn: Turn, gen: Generation, going: list[Worker]) -> bool:
-    """Somebody has broken out of the loop, and others are beyond that step or do not follow in time."""
-    breakers = _breakers(turn.state, gen)
-    if not breakers:
-        return False
-    first_s = min(w.at_end_s for w in breakers)
-    if turn.now_s >= first_s + turn.state.settings.formation_s:
-        return all(turn.state.reachable(w.incarnation, turn.now_s) for w in going)
-    steps = [w.at_end.step for w in breakers if w.at_end is not None and w.at_end.step >= 0]
-    return any(w.loop == turn.state.loops_done and steps and w.step > min(steps) for w in going)
+    """Somebody has broken out of the loop, and others are beyond that step, or wait for it in a sum that it will never
+    join. Who is still in its body may break out of it, too."""
+    steps = [w.at_end.step for w in _breakers(turn.state, gen) if w.at_end is not None and w.at_end.step >= 0]
+    if any(w.loop == turn.state.loops_done and steps and w.step > min(steps) for w in going):
+        return True
+    long = any(turn.now_s >= at_s for at_s in times_s(turn.state))
+    return long and all(turn.state.reachable(w.incarnation, turn.now_s) for w in going)
 
 
 def _disagreement(ended: list[Worker], going: list[Worker]) -> str:
@@ -72,7 +70,8 @@ def judge_end(turn: Turn) -> None:
     state, gen = turn.state, turn.state.active
     if state.failed or gen is None:
         return
-    members = [state.workers[key] for key in gen.members]
+    # Who holds nothing yet has come too late.
+    members = [w for key in gen.members if (w := state.workers[key]).holds_state or gen.taken_s is not None]
     if any(w.finished for w in members) and all(w.ended for w in members):
         turn.change(done=True)
         turn.journal({"kind": "done"})
@@ -120,6 +119,10 @@ def _tell_who_is_left(turn: Turn, message: m.Message) -> None:
 
 
 def times_s(state: State) -> list[float]:
-    """When somebody who left a loop has waited long enough for the others."""
-    breakers = _breakers(state, state.active) if state.active else []
-    return [w.at_end_s + state.settings.formation_s for w in breakers]
+    """When somebody has waited long enough for one who left the loop."""
+    gen = state.active
+    left_s = min((w.at_end_s for w in _breakers(state, gen)), default=None) if gen else None
+    if gen is None or left_s is None:
+        return []
+    going = [w for key in gen.members if (w := state.workers[key]) not in _at_end(state, gen)]
+    return [max(left_s, w.waits_s) + state.settings.formation_s for w in going if w.waits_s is not None]

@@ -16,8 +16,8 @@ def formed(turn: Turn, key: str, number: int, applied: int) -> None:
     gen = next((g for g in turn.state.open if g.number == number), None)
     if gen is None or key not in gen.members:
         return
-    worker = turn.state.workers[key]
-    turn.update(key, holds_state=True, generation=max(worker.generation, number), applied=max(worker.applied, applied))
+    reached(turn, key, number)
+    turn.update(key, holds_state=True, applied=max(turn.state.workers[key].applied, applied))
     if gen.taken_s is None:
         gen = replace(gen, taken_s=turn.now_s)
         turn.change(open=tuple(g for g in turn.state.open if g.number >= number))
@@ -42,6 +42,12 @@ def end_loops(turn: Turn, done: int, applied: int) -> None:
     """So many loops are over, after so many steps."""
     turn.change(loops_done=done, loops_applied=applied)
     turn.journal({"kind": "loops", "done": done, "applied": applied})
+
+
+def reached(turn: Turn, key: str, number: int) -> None:
+    """A worker says that it is in this generation."""
+    if number > turn.state.workers[key].generation:
+        turn.update(key, generation=number, entered_s=turn.now_s)
 
 
 def entered(turn: Turn, key: str, number: int) -> None:
@@ -69,6 +75,7 @@ def infer_commit(turn: Turn) -> None:
 
 
 def broken(turn: Turn, key: str, message: m.Broken) -> None:
+    reached(turn, key, message.generation)
     for gen in turn.state.open:
         if gen.number == message.generation and gen.concerns(key):
             _note_broken(turn, gen, key, message.suspects)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from stretto.control.roster import Generation, State, unique
 
-_FAIR_TRIES = 3
+FAIR_TRIES = 3
 
 
 def survivors(state: State, gen: Generation, now_s: float) -> list[str] | None:
@@ -84,7 +84,7 @@ def _stuck(state: State, gen: Generation, protected: frozenset[str]) -> list[str
     silent = [key for key in unformed if key not in gen.suspects]
     if not gen.formed and not gen.suspects:
         silent = silent[-1:]
-    elif not silent and gen.attempt >= _FAIR_TRIES:
+    elif not silent and gen.attempt >= FAIR_TRIES:
         silent = sorted(unformed, key=lambda key: sum(key in g.members for g in state.open))[-1:]
     chosen: list[str] = []
     for key in reversed(silent):

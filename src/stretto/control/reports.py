@@ -74,10 +74,16 @@ def _difference(state: State, worker: Worker, fingerprint: dict[str, str]) -> st
 
 
 def _heartbeat(turn: Turn, key: str, beat: m.Heartbeat) -> None:
+    formation.reached(turn, key, beat.generation)
     worker = turn.state.workers[key]
-    generation, applied = max(worker.generation, beat.generation), max(worker.applied, beat.applied)
+    since_s = turn.now_s if worker.waits_s is None else worker.waits_s
     turn.update(
-        key, loop=beat.loop, step=beat.step, generation=generation, applied=applied, stuck=stuck.bounded(beat.stuck)
+        key,
+        loop=beat.loop,
+        step=beat.step,
+        applied=max(worker.applied, beat.applied),
+        stuck=stuck.bounded(beat.stuck),
+        waits_s=since_s if beat.waits else None,
     )
     if beat.epochs and turn.state.active is not None and beat.generation == turn.state.active.number:
         turn.change(epochs=beat.epochs)

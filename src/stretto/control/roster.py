@@ -51,6 +51,8 @@ class Worker:
     holds_state: bool = False
     generation: int = 0
     """The highest it says to be in, formed or not."""
+    entered_s: float = 0.0
+    """When it was first heard to be in that."""
     member_of: int = 0
     """The highest generation with it on the list that somebody has formed: the higher, the later its state."""
     applied: int = 0
@@ -58,6 +60,8 @@ class Worker:
     step: int = -1
     stuck: Stuck | None = None
     """It has made no step for long, as it said last."""
+    waits_s: float | None = None
+    """Since when it says that it waits for others in a collective."""
     at_end: LoopEnd | None = None
     at_end_s: float = 0.0
     released: bool = False
@@ -74,6 +78,10 @@ class Worker:
     @property
     def gone(self) -> bool:
         return bool(self.out) or self.ended
+
+    def later(self, seconds: float) -> Worker:
+        names = ("heard_s", "away_s", "entered_s", "at_end_s", "waits_s")
+        return replace(self, **_moved({name: getattr(self, name) for name in names}, seconds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +114,8 @@ class Generation:
         return key in self.members or key in self.leavers
 
     def later(self, seconds: float) -> Generation:
-        times = {"taken_s": self.taken_s, "entered_s": self.entered_s, "broken_s": self.broken_s}
-        moved: dict[str, Any] = {name: at_s + seconds for name, at_s in times.items() if at_s is not None}
-        return replace(self, announced_s=self.announced_s + seconds, **moved)
+        names = ("announced_s", "taken_s", "entered_s", "broken_s")
+        return replace(self, **_moved({name: getattr(self, name) for name in names}, seconds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +224,14 @@ class State:
         over = worker.exited or worker.finished or worker.released
         return self.reachable(key, now_s) and not over
 
+    def absent(self, gen: Generation) -> list[str]:
+        """Members that have not come into the generation yet, and may be busy: their script sees it at its next step,
+        or in its next loop. Who holds nothing has nothing else to do."""
+        if gen.taken_s is not None:
+            return []
+        members = [self.workers[key] for key in gen.members]
+        return [w.incarnation for w in members if w.generation < gen.number and w.holds_state and not w.gone]
+
     def newcomers(self, now_s: float) -> list[str]:
         """Ready, wanted, and not in the active generation, in the order they came."""
         gen = self.active
@@ -250,14 +265,15 @@ class State:
 
     def later(self, seconds: float) -> State:
         """As if everything had happened so much later."""
-        workers = {
-            key: replace(w, heard_s=w.heard_s + seconds, away_s=w.away_s + seconds, at_end_s=w.at_end_s + seconds)
-            for key, w in self.workers.items()
-        }
+        workers = {key: worker.later(seconds) for key, worker in self.workers.items()}
         return replace(self, workers=workers, open=tuple(g.later(seconds) for g in self.open))
 
     def with_generation(self, gen: Generation) -> State:
         return replace(self, open=tuple(gen if g.number == gen.number else g for g in self.open))
+
+
+def _moved(times: Mapping[str, float | None], seconds: float) -> dict[str, Any]:
+    return {name: at_s + seconds for name, at_s in times.items() if at_s is not None}
 
 
 def unique(keys: Iterable[str]) -> Iterator[str]:

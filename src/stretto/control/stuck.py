@@ -37,12 +37,14 @@ def to_name(state: State) -> tuple[Worker, ...]:
 def judge(turn: Turn) -> None:
     """Has a member stood in its loop for so long that the job must end?"""
     gen = turn.state.active
-    if gen is None or not gen.complete or gen.broken_s is not None:
+    if gen is None:
         return
+    whole = gen.complete and gen.broken_s is None
+    judged = gen.members if whole else turn.state.absent(gen)
     late = [
         w
         for w in to_name(turn.state)
-        if w.incarnation in gen.members
+        if w.incarnation in judged
         and w.stuck is not None
         and w.stuck.overdue
         and turn.state.reachable(w.incarnation, turn.now_s)

@@ -41,15 +41,35 @@ def _missing(turn: Turn, key: str) -> bool:
 
 
 def _due_s(state: State, gen: Generation) -> float | None:
-    """When something must be done about a generation that is broken or not complete."""
+    """When something must be done about a generation that is broken or not complete.
+
+    Who is busy in its script is waited for: no list could be formed before it comes. That it is alive its heartbeats
+    say, and whether it hangs the watchdog.
+    """
     times = []
-    if gen.broken_s is not None:
-        times.append(gen.broken_s + state.settings.grace_s)
-    if not gen.complete and (not gen.planned or gen.taken_s is not None):
-        times.append((gen.taken_s if gen.planned and gen.taken_s else gen.announced_s) + state.settings.formation_s)
+    if not state.absent(gen):
+        if gen.broken_s is not None:
+            times.append(gen.broken_s + state.settings.grace_s)
+        if not gen.complete:
+            times.append(_began_s(state, gen) + state.settings.formation_s)
     if state.ahead is not None and state.ahead.entered_s is not None:
         times.append(state.ahead.entered_s + state.settings.formation_s)
     return min(times, default=None)
+
+
+def _began_s(state: State, gen: Generation) -> float:
+    """Since when everybody is there to form it."""
+    if gen.taken_s is not None:
+        return gen.taken_s
+    entered = (state.workers[key] for key in gen.members if state.workers[key].generation >= gen.number)
+    return max((w.entered_s for w in entered if w.holds_state), default=gen.announced_s)
+
+
+def _was_waited_for(state: State, gen: Generation) -> bool:
+    """Some gave up while others were busy elsewhere: what they missed then says nothing of who can be reached."""
+    if gen.broken_s is None or gen.taken_s is not None or gen.attempt >= lists.FAIR_TRIES:
+        return False
+    return _began_s(state, gen) > gen.broken_s + state.settings.grace_s
 
 
 def _form_again(turn: Turn, gen: Generation) -> None:
@@ -58,7 +78,7 @@ def _form_again(turn: Turn, gen: Generation) -> None:
     if overdue and ahead is not None:
         if all(key in ahead.leavers or turn.state.workers[key].generation >= ahead.number for key in gen.members):
             evict_culprits(turn, ahead, frozenset(gen.members))
-    elif gen.attempt > 0 or (overdue and turn.state.newest is gen):
+    elif not _was_waited_for(turn.state, gen) and (gen.attempt > 0 or (overdue and turn.state.newest is gen)):
         evict_culprits(turn, gen, frozenset())
     _regroup(turn, gen, "not formed in time" if overdue else "broken", gen.attempt + 1)
 

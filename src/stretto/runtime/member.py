@@ -53,6 +53,8 @@ class Member:
         self.worker, self.incarnation, self.token, self.address = worker, incarnation, token, address
         self.generation = 0
         self.members: tuple[str, ...] = ()
+        self.ended: tuple[str, ...] = ()
+        """As in `Switch`."""
         self.applied = 0
         self.holds_state = False
         self.loop, self.step = 0, 0
@@ -118,6 +120,7 @@ class Member:
                 epochs=self.epochs,
                 windows=tuple(_said(window, time.monotonic()) for window in self.windows),
                 stuck=(stuck,) if stuck is not None else (),
+                waits=self.watchdog.in_collective(),
             )
 
     def hear(self, message: Message) -> None:
@@ -174,6 +177,7 @@ class Member:
         with self.changed:
             self.generation = switch.generation
             self.members = tuple(peer.worker for peer in switch.members)
+            self.ended = switch.ended
             self.announced = {g: given for g, given in self.announced.items() if g > switch.generation}
             for kind in (Formed, Committed, Broken, LoopEnd):
                 self._facts.pop(kind, None)

@@ -145,6 +145,8 @@ class Heartbeat(Message):
     """Of every count of epochs in its script: the epoch, and the loop that this began with."""
     stuck: tuple[Stuck, ...] = ()
     """One while it makes no steps."""
+    waits: bool = False
+    """At this moment its training thread waits for others in a collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +211,8 @@ class Switch(Message):
     loops_done: int = 0
     """As in `Welcome`, at the time of this list."""
     epochs: tuple[tuple[int, int], ...] = ()
+    ended: tuple[str, ...] = ()
+    """Workers whose scripts have come to their end."""
 
 
 @dataclass(frozen=True, kw_only=True)

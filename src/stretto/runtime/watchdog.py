@@ -37,6 +37,7 @@ _LONGEST_GAP_S = 5.0
 """Between two looks; what is beyond it was slept through."""
 _FRAMES, _STACK_CHARACTERS = 8, 2000
 _OURS = Path(__file__).parent.parent
+_COLLECTIVES = str(_OURS / "torch/groups.py")
 _WAITING = frozenset(
     str(_OURS / name)
     for name in ("torch/groups.py", "torch/world.py", "torch/transfer.py", "torch/rendezvous.py", "runtime/member.py")
@@ -134,6 +135,11 @@ class Watchdog:
             return None
         return self._stuck(mark, overdue=self._still_s >= ended_s)
 
+    def in_collective(self) -> bool:
+        """Whether the training thread waits for others in a collective at this moment. Asked with every heartbeat: so
+        it does not look at that thread's frames, which change while it runs."""
+        return self.waits()
+
     def _limits_s(self, place: str) -> tuple[float, float]:
         """When it is named, and when it is ended."""
         median_s = statistics.median(list(self._steps_s)) if self._steps_s else 0.0
@@ -169,8 +175,12 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _waits(frames: list[FrameType]) -> bool:
     """Whether what it is in, apart from libraries, is a wait of ours."""
-    own = (frame.f_code.co_filename for frame in frames if not _is_library(frame.f_code.co_filename))
-    return next(own, "") in _WAITING
+    return _innermost(frames) in _WAITING
+
+
+def _innermost(frames: list[FrameType]) -> str:
+    """The file that it is in, apart from libraries."""
+    return next((name for frame in frames if not _is_library(name := frame.f_code.co_filename)), "")
 
 
 def _line(frames: list[FrameType]) -> str:

@@ -231,7 +231,9 @@ class Plane:
         return min(again_s, self._speeds.keep(at_once=at_once))
 
     def dismiss(self) -> None:
-        """Tell all who watch that nothing more will come."""
+        """Tell all who watch that nothing more will come; connections may close then, and nobody has died of it."""
+        for driver in self.loop.drivers.values():
+            driver.fall_silent()
         for watch in list(self._watches):
             watch.cut_off()
 

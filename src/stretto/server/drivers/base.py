@@ -161,6 +161,10 @@ class Driver(ABC):
     def exited(self, worker: Worker, exit: Exit, left: int) -> Judgement:
         """A worker has ended, so many are left. Says what that means, as far as it is known by now."""
 
+    def fall_silent(self) -> None:
+        """The server is about to end: what closes from now on says nothing of who was at its other end."""
+        return
+
     async def close(self) -> None:
         """Let go, without ending anything."""
         return

@@ -136,6 +136,9 @@ class ElasticDriver(Driver):
         """While it trains, faults of others cost it their help and nothing else."""
         return any(worker.name in self.joined for worker in self.active.job.workers if not worker.leaving)
 
+    def fall_silent(self) -> None:
+        self.coordination.fall_silent()
+
     async def close(self) -> None:
         await self.coordination.stop()
 
