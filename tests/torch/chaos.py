@@ -18,7 +18,7 @@ import numpy as np
 from stretto.backends.local.forkserver import ForkServer
 from stretto.backends.local.launch import launch
 from stretto.runtime.ledger import audit, ledger_files
-from stretto.runtime.order import Loop
+from stretto.runtime.order import AnyLoop, Loop, Turns
 from stretto.testing import Harness
 from stretto.testing.faults import Played, play, schedule
 from stretto.testing.harness import HarnessError
@@ -32,12 +32,28 @@ MODES = {
     "bitwise": {**BITWISE, "loops": 2, "epochs": 8, "pause_s": 0.006, "linger": 8},
 }
 """Of the schedules: two loops, of which the second lingers until no strikes are left, and then hurries."""
+BODIES: dict[str, tuple[str, ...]] = {
+    "plain": ("default", "bitwise"),
+    "phases": ("default", "bitwise"),
+    "attempt": ("default", "bitwise"),
+    "collectives": ("default", "bitwise"),
+    "steps": ("default", "bitwise"),
+    "syncnorm": ("default",),
+}
+"""How the loop may be written, and the modes in which that is possible."""
+_ONE_PASS = ("collectives", "syncnorm")
+"""Their steps take one pass through the body."""
 OPTIONS = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 1.5, "restart_grace_s": 2.0, "formation_s": 5.0}
 TRANSFER_S = 0.3
 """How long a state travels in schedules that strike meanwhile."""
 TOLERANCE = 1e-9
 STATUSES = {0: "left or finished", 75: "evicted", -signal.SIGKILL: "killed"}
 """How a worker may end, whatever happens to it."""
+
+
+def of_mode(mode: str, body: str) -> dict[str, Any]:
+    """The case of a schedule."""
+    return {**MODES[mode], "body": body, **({"per_worker": None} if body in _ONE_PASS else {})}
 
 
 def warm_server() -> ForkServer:
@@ -108,10 +124,12 @@ def check_ends(harness: Harness) -> None:
 
 def check_ledger(folder: Path, case: dict[str, Any]) -> None:
     """Every sample once per epoch, of the indices really fed to the model."""
-    loops = {
+    loops: dict[int, AnyLoop] = {
         number: Loop(samples=case["samples"], size=case["size"], epochs=case["epochs"], seed=case.get("seed", number))
         for number in range(case.get("loops", 1))
     }
+    if case.get("body") == "steps":
+        loops = {number: Turns(total_steps=loop.total_steps, seed=loop.seed) for number, loop in loops.items()}
     audit(ledger_files(folder / "ledger"), loops).check()
 
 

@@ -382,3 +382,21 @@ def test_an_interrupted_save_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     skeleton, tensors = read_file(path)
     assert assemble(skeleton, tensors)["weight"].tolist() == [1.0, 1.0, 1.0]
     assert [child.name for child in tmp_path.iterdir()] == [path.name]
+
+
+def loads(path: Path) -> bool:
+    try:
+        torch.load(path)
+    except (OSError, RuntimeError, EOFError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("by", ["all", "leader"])
+def test_a_file_that_several_workers_save_to_is_spoilt_meanwhile(tmp_path: Path, warm: ForkServer, by: str) -> None:
+    """As docs/torch/best.md says of `torch.save`: one worker has written it, another one is at it."""
+    with start(tmp_path, warm, 2, "saving.py", by=by) as harness:
+        harness.wait(lambda: (tmp_path / "writing").exists() or harness.over, "the other worker")
+        assert loads(tmp_path / "model.pt") == (by == "leader")
+        (tmp_path / "go").touch()
+        assert harness.wait_over()["event"] == "done", harness.describe()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
 from collections import namedtuple
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 import stretto.torch as stretto
+from stretto.torch import sampling
 from stretto.torch.data import Batch, Part, Reader, Turn
 
 
@@ -69,6 +73,50 @@ def test_what_was_read_ahead_is_cut_again() -> None:
     reader.read(Part(0, 0, (0, 1)))
     reader.follow(lambda: iter([Part(0, step, (step,)) for step in range(1, 8)]))
     assert reader.read(Part(0, 1, (1,))).indices == (1,)
+
+
+class Telling(Dataset[str]):
+    """Says in which kind of process it is read; waits for somebody who writes to the pipe if there is one."""
+
+    def __init__(self, pipe: Path | None = None) -> None:
+        self.pipe = pipe
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> str:
+        if self.pipe is not None and self.pipe.exists():
+            self.pipe.read_text()
+        return type(multiprocessing.current_process()).__name__
+
+
+def from_loader(loader: DataLoader[Any]) -> Reader:
+    job = SimpleNamespace(workers=None, pin_memory=None, collate=None, sampler=None, batch_sampler=None, shuffle=None)
+    found = sampling.source(loader, size=None, drop_last=False, **vars(job))
+    reader = Reader(found.dataset, 5, **found.reading)
+    reader.follow(lambda: iter([Part(0, 0, (3,))]))
+    return reader
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_readers_are_started_as_the_loader_says(context: str) -> None:
+    reader = from_loader(DataLoader(Telling(), 4, num_workers=1, multiprocessing_context=context))
+    assert reader.read(Part(0, 0, (3,))).data == [f"{context.capitalize()}Process"]
+
+
+def test_readers_of_the_first_process_of_a_container_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert read([Part(0, 0, (1, 2))], workers=1) == read([Part(0, 0, (1, 2))])
+
+
+def test_a_reader_that_does_not_answer_in_the_time_of_its_loader_is_an_error(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = from_loader(DataLoader(Telling(pipe), 4, num_workers=1, timeout=0.1))
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.1 seconds"):
+        reader.read(Part(0, 0, (3,)))
+    with pipe.open("wb"):
+        pipe.unlink()
 
 
 class Keeping(Dataset[Any]):

@@ -61,6 +61,16 @@ def add_until_aborted(kept: SimpleNamespace, rank: int) -> tuple[str, float]:
     return cause, late_s
 
 
+def open_beside_when_aborted(kept: SimpleNamespace, _rank: int) -> str:
+    """The news of another generation may come before there is anything to let go of."""
+    kept.group.abort("the coordinator said so")
+    try:
+        kept.group.open_beside(20.0)
+    except GroupBroken as error:
+        return error.cause
+    return "fine"
+
+
 def exchange(kept: SimpleNamespace, rank: int) -> tuple[list[bytes], float, list[float]]:
     group: Group = kept.group
     found = group.all_gather_bytes(b"x" * (3 * rank))
@@ -142,6 +152,12 @@ def connect_and_tell(kept: SimpleNamespace, rank: int, addresses: list[str], tim
     except GroupBroken as error:
         return error.cause, error.missing
     return "fine", ()
+
+
+def test_nobody_waits_beside_a_group_that_was_aborted_before() -> None:
+    with Crew(2) as crew:
+        crew.call(join, 1, addresses_of(crew))
+        assert crew[1].call(open_beside_when_aborted, 1) == "the coordinator said so"
 
 
 def test_a_peer_that_never_comes_is_named() -> None:

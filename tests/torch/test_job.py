@@ -149,11 +149,23 @@ def test_what_real_scripts_have(tmp_path: Path, warm: ForkServer) -> None:
         finish(harness, right, case)
 
 
-@pytest.mark.parametrize(("mode", "seed"), [("default", 1002), ("default", 1308), ("bitwise", 1133), ("bitwise", 1308)])
-def test_random_schedules(tmp_path: Path, warm: ForkServer, mode: str, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "body", "seed"),
+    [
+        ("default", "plain", 1002),
+        ("default", "plain", 1308),
+        ("bitwise", "plain", 1133),
+        ("bitwise", "plain", 1308),
+        ("default", "collectives", 21),
+        ("bitwise", "collectives", 0),
+        ("default", "steps", 19),
+        ("default", "syncnorm", 5),
+    ],
+)
+def test_random_schedules(tmp_path: Path, warm: ForkServer, mode: str, body: str, seed: int) -> None:
     """A few schedules of the kind that the benchmark runs by the hundred: the leader and the coordinator are killed in
     a switch, all are killed while state travels, others frozen."""
-    case = chaos.MODES[mode]
+    case = chaos.of_mode(mode, body)
     right = chaos.reference(tmp_path / "alone", case, warm=warm)
     chaos.trial(seed, tmp_path / "job", case, right, warm)
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import chaos
 import pytest
 import torch
 from torch import nn
 
+from stretto.backends.local.forkserver import ForkServer
+from stretto.testing import Harness
 from stretto.torch.net import checksum, named
 from stretto.torch.state import Holder
 
@@ -96,3 +102,34 @@ def test_statistics_of_a_worker_are_its_own_but_in_bitwise_mode() -> None:
     assert not [name for name in names if "running" in name or "scratch" in name]
     assert "body.1.running_mean" in [name for name, _ in named(holder, {}, bitwise=True)]
     assert "seen" not in [name for name, _ in named(holder, {0: ["se*"]}, bitwise=False)]
+
+
+KINDS = {
+    "parameter": "0.weight",
+    "moment": "exp_avg of 0.weight in Adam",
+    "counter": "step of 0.weight in Adam",
+    "learning rate": "the options of group 0 of Adam",
+    "buffer": "seen",
+    "scheduler": "StepLR",
+}
+SCRIPT = Path(__file__).parent / "scripts" / "flipping.py"
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[ForkServer]:
+    with chaos.warm_server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bit_that_one_worker_has_otherwise_ends_the_job(tmp_path: Path, warm: ForkServer, kind: str) -> None:
+    """On real workers, in the last step: a loop does not end without a comparison."""
+    environment = {"CASE": json.dumps({"kind": kind}), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT)]
+    with Harness(
+        tmp_path, command, workers=2, min_workers=2, environment=environment, options=chaos.OPTIONS, warm=warm
+    ) as harness:
+        end = harness.wait_over()
+    assert end["event"] == "failed"
+    told = str(end["reason"]).partition("the workers train different models: ")[2].partition(" came to differ")[0]
+    assert told == KINDS[kind]

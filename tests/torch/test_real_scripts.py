@@ -173,3 +173,10 @@ def test_a_terminated_worker_leaves(tmp_path: Path, warm: ForkServer) -> None:
         assert leaver.status == 0
         announced = [event for event in harness.events if event["event"] == "announced"]
         assert all(event["planned"] for event in announced[1:])
+
+
+def test_the_number_of_steps_is_told_as_it_becomes_known(tmp_path: Path, warm: ForkServer) -> None:
+    with start(tmp_path, warm, "lengths.py", count=1) as harness:
+        assert harness.wait_over()["event"] == "done", harness.describe()
+        said = [line for line in harness.workers[0].text().splitlines() if line.startswith("total")]
+    assert [int(line.split()[1]) for line in said] == [3 * 10, 3 * 14, 3 * 14 + 3 * 2, 3 * 14 + 2 + 2 * 3, 3 * 14 + 9]

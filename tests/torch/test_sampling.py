@@ -234,6 +234,11 @@ def test_a_loader_is_taken_apart() -> None:
     assert source(DataLoader(DATA, 8, num_workers=2), workers=0).reading["workers"] == 0
 
 
+class Doubling(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return (2 * batch for (batch,) in super().__iter__())
+
+
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(40))
@@ -258,6 +263,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "a generator": ("for every epoch", lambda: plan(sampler=iter([1, 2]), size=1)),
     "another size": ("batch_size=8", lambda: plan(DataLoader(DATA, 8), size=4)),
     "another order": ("another order beside it", lambda: plan(DataLoader(DATA, 8), sampler=[1])),
+    "a loader that does more": ("a Doubling has a way of its own", lambda: plan(Doubling(DATA, 8))),
     "no batches": ("makes no batches", lambda: plan(DataLoader(DATA, batch_size=None))),
     "a stream": ("streams are not supported yet", lambda: plan(Stream(), size=4)),
     "a stream in a loader": ("streams are not supported yet", lambda: plan(DataLoader(Stream(), 4))),

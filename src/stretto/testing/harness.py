@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 DEADLINE_S = 60.0
 
 
+EVICTED_CODE = 75
+"""Exit status of a worker that its job goes on without."""
+
+
 class HarnessError(AssertionError):
     """What was waited for did not come; says how everything stands."""
 
@@ -85,7 +89,10 @@ class Harness:
         warm: ForkServer | None = None,
         network: Network | None = None,
         cwd: Path | None = None,
+        replace: bool = False,
     ) -> None:
+        """With `replace` another worker is started for each that ends because the job goes on without it."""
+        self.replace = replace
         self.warm, self.network, self.cwd = warm, network, cwd
         self.folder, self.command = folder, list(command)
         self.workers: list[Worker] = []
@@ -274,5 +281,7 @@ class Harness:
                 if not worker.running and not worker.reported:
                     worker.reported = True
                     self.tell({"exited": worker.name})
+                    if self.replace and worker.status == EVICTED_CODE:
+                        self.launch()
                     with self.changed:
                         self.changed.notify_all()

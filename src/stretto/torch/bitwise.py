@@ -167,6 +167,8 @@ class VirtualReducer:
         """Called when a backward pass begins."""
         self.rebuilt: Callable[[], None] = lambda: None
         """Called when other parameters require gradients than before."""
+        self.broke: Callable[[], None] = lambda: None
+        """Called when the gradient of a batch is lost."""
         self._parameters = list({id(given): given for given in parameters}.values())
         self._virtual_ranks = virtual_ranks
         self._flags = np.zeros(flags)
@@ -198,6 +200,22 @@ class VirtualReducer:
     def begin(self, rank: int, weight: float) -> None:
         """The next backward passes are those of this virtual rank, whose part of the batch has this weight."""
         self._rank, self._weight, self._passes = rank, weight, 0
+
+    def begin_phase(self) -> None:
+        """The passes begin anew, with sums of their own."""
+        self._trees, self._passes = [], 0
+
+    @property
+    def listens(self) -> bool:
+        """Whether backward passes are heard."""
+        return bool(self._hooks)
+
+    def fail(self, error: GroupBroken) -> None:
+        """The gradient of this batch will not arrive."""
+        if self.failed is None:
+            # Without the frames that it went through: they would keep alive what scripts let go of.
+            self.failed = error.with_traceback(None)
+            self.broke()
 
     def contribute_nothing(self) -> None:
         """Take part in one sum without a virtual rank."""
@@ -289,7 +307,7 @@ class VirtualReducer:
                 self._group.all_reduce(flags).wait()
                 self._result = flags.numpy()
         except GroupBroken as error:
-            self.failed = error
+            self.fail(error)
             totals = [torch.zeros_like(given) if given.requires_grad else None for given in self._parameters]
         else:
             self.rounds += 1

@@ -27,10 +27,10 @@ def seed_of(*numbers: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def begin_pass(seed: int, loop: int, step: int, first: int, device: torch.device) -> None:
-    """`first` is the position of the pass's first row in the global batch."""
-    _set_shared(seed_of(seed, loop, step))
-    _set_torch(seed_of(seed, loop, step, first), device)
+def begin_pass(seed: int, loop: int, step: int, first: int, device: torch.device, phase: int = 0) -> None:
+    """`first` is the position of the pass's first row in the global batch; in `phases` each has numbers of its own."""
+    _set_shared(seed_of(seed, loop, step, *_other(phase)))
+    _set_torch(seed_of(seed, loop, step, first, *_other(phase)), device)
 
 
 def end_loop(seed: int, loop: int, device: torch.device) -> None:
@@ -46,15 +46,25 @@ def begin_epoch(call: int, epoch: int, device: torch.device) -> None:
 
 
 def noise(
-    seed: int, loop: int, step: int, indices: Sequence[int], shape: Sequence[int], dtype: torch.dtype | None = None
+    seed: int,
+    loop: int,
+    step: int,
+    indices: Sequence[int],
+    shape: Sequence[int],
+    dtype: torch.dtype | None = None,
+    phase: int = 0,
 ) -> torch.Tensor:
     """A row of normal numbers for each sample."""
     found = torch.empty((len(indices), *shape), dtype=dtype)
     generator = torch.Generator()
     for row, index in zip(found, indices, strict=True):
-        generator.manual_seed(seed_of(seed, loop, step, index))
+        generator.manual_seed(seed_of(seed, loop, step, index, *_other(phase)))
         row.normal_(generator=generator)
     return found
+
+
+def _other(phase: int) -> tuple[int, ...]:
+    return (phase,) if phase else ()
 
 
 def _set_shared(seed: int) -> None:

@@ -96,7 +96,112 @@ def phases_in_passes(step: int) -> TrainingError:
     return TrainingError(
         f"step {step}: a backward pass follows a step() in one body, where batches are cut into passes: that step "
         "counts only in the last pass, so what follows would see a model that has not changed",
-        hint="leave per_worker and accumulate out (and bitwise mode), or do the second part in a loop of its own",
+        hint="make a function of each part, with its forward pass, zero_grad(), backward() and step(), and call "
+        "job.phases(batch, first, second) in the body; or leave per_worker and accumulate out (and bitwise mode)",
+    )
+
+
+def no_phases(why: str) -> TrainingError:
+    return TrainingError(
+        f"phases() takes the batch and then functions of a batch: {why}",
+        hint="write job.phases(batch, critic, generator) in the body of a loop: the functions themselves, not what "
+        "they return",
+    )
+
+
+def phases_twice(step: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: phases() was called twice in one body",
+        hint="give one call all phases, in their order; a function may be given several times",
+    )
+
+
+def phases_left_out(step: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: phases() was called in some passes through the body only",
+        hint="call it in every pass, batch.last or not: those before the last keep their batches for it",
+    )
+
+
+def other_phases(step: int, before: int, now: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: phases() got {before} phases in one pass through the body and {now} in another",
+        hint="let the step decide which phases there are (batch.step), not the samples",
+    )
+
+
+def outside_of_phases(step: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: a body that calls phases() has a backward pass or a step() outside of them",
+        hint="make a phase of it, too",
+    )
+
+
+def phase_without_backward(step: int, name: str) -> TrainingError:
+    return TrainingError(
+        f"step {step}: the phase {name} did no backward pass",
+        hint="call backward() in every phase, whatever its samples are; leave a phase out of phases() in steps that "
+        "do without it",
+    )
+
+
+def no_attempt(why: str) -> TrainingError:
+    return TrainingError(
+        f"attempt() takes a function of a batch and a loop of this job: {why}",
+        hint="write loss = job.attempt(train_step, batches) outside of loops' bodies, where batches is what "
+        "job.batches() or job.steps() returned, and let train_step return something (the loss)",
+    )
+
+
+def moved_in_passes(step: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: a backward pass follows a change of parameters by hand in one body, where batches are cut into "
+        "passes: the gradient of the whole batch is there only in the last pass",
+        hint="leave per_worker and accumulate out (and bitwise mode)",
+    )
+
+
+def step_in_backward(step: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: step() was called inside of the backward pass, before gradients were added up over the workers",
+        hint="call it after loss.backward(), not in a hook",
+    )
+
+
+def two_loops() -> TrainingError:
+    return TrainingError(
+        "two loops of batches() or steps() were gone through at once, and a step belongs to one of them",
+        hint="take all samples of a step from one loop: a dataset whose samples are pairs, one of each kind",
+    )
+
+
+def registered_inside(what: str) -> TrainingError:
+    return TrainingError(
+        f"{what} was registered in the body of a loop: a worker that comes later would not have it",
+        hint="register it before the loop, or between two loops",
+    )
+
+
+def made_inside(optimizer: str, shape: tuple[int, ...]) -> TrainingError:
+    return TrainingError(
+        f"{optimizer} was given a parameter of shape {shape} that was made, or put into a model, in the body of a loop",
+        hint="make all parameters before the loop, or between two loops; in the body they can be frozen and thawed",
+    )
+
+
+def wrapped(kind: str) -> TrainingError:
+    return TrainingError(
+        f"the model is wrapped in {kind}, for a number of workers that is fixed",
+        hint="give job.model() the model itself: backward() adds gradients up over whoever trains at that step",
+    )
+
+
+def changed_in_pass(step: int, names: list[str]) -> TrainingError:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return TrainingError(
+        f"step {step}: {', '.join(names[:3])}{more} changed in a pass through the body that is not the last of its "
+        "step: how often that happens depends on the number of workers",
+        hint="change it `if batch.last:`, after step() (an average of the weights, a target that follows, a count)",
     )
 
 

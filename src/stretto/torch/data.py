@@ -10,10 +10,12 @@ import array
 import contextlib
 import copy
 import ctypes
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,7 +160,10 @@ class Reader:
         pin_memory: bool = False,
         prefetch: int = 2,
         init: Callable[[int], None] | None = None,
+        context: BaseContext | None = None,
+        timeout_s: float = 0.0,
     ) -> None:
+        """`context`: how processes are started; `timeout_s`: how long one batch may take them, 0 for ever."""
         self.samples = Samples(dataset, seed)
         self.collate = collate or default_collate
         self.plan = _Plan()
@@ -174,6 +179,8 @@ class Reader:
                 persistent_workers=True,
                 collate_fn=_Collate(self.collate),
                 worker_init_fn=_Init(init),
+                multiprocessing_context=context,
+                timeout=timeout_s,
             )
 
     def follow(self, parts: Callable[[], Iterator[Part]]) -> None:
@@ -313,7 +320,8 @@ class _Init:
 
     def __call__(self, number: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() == 1:
+        parent = multiprocessing.parent_process()
+        if parent is None or not parent.is_alive():
             os._exit(1)
         if self.given is not None:
             self.given(number)

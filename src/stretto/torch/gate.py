@@ -43,6 +43,8 @@ class Gate:
         """A registered optimizer is at it."""
         self.stepped: set[int] = set()
         """Optimizers that stepped in this batch, by identity."""
+        self.wanted: Callable[[], None] = lambda: None
+        """Called when anybody wants to step, now or not; may raise."""
         self.waiting: Callable[[], bool] = lambda: False
         """Whether gradients of a loop that has ended wait for a step."""
 
@@ -68,6 +70,7 @@ def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], Non
     def gated_step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
         if not gate.inside and not gate.waiting():
             raise checks.step_outside(type(given).__name__)
+        gate.wanted()
         gate.asked |= gate.last
         gate.asked_here = True
         if not gate.steps_now:
@@ -122,6 +125,11 @@ def helpers(optimizers: list[torch.optim.Optimizer], gate: Gate) -> list[Statefu
     return found
 
 
+def count() -> int:
+    """Schedulers and scalers that there are, of any job."""
+    return len(_made)
+
+
 def scales(helpers: list[Stateful]) -> bool:
     """Whether a scaler looks after steps that have no finite gradient."""
     return any(isinstance(helper, torch.amp.GradScaler) and helper.is_enabled() for helper in helpers)
@@ -129,7 +137,7 @@ def scales(helpers: list[Stateful]) -> bool:
 
 def forget_scaling(helper: Any) -> None:
     """Let a scaler begin the batch anew: it remembers which optimizers it has unscaled."""
-    if isinstance(helper, torch.amp.GradScaler):
+    if isinstance(helper, torch.amp.GradScaler) and helper.is_enabled():
         helper._per_optimizer_states.clear()
 
 
@@ -145,6 +153,7 @@ def _close(helper: Any, gate: Gate) -> None:
             if not isinstance(self, LRScheduler):
                 gate.asked |= gate.last
                 gate.asked_here |= name == "step"
+                gate.wanted()
             return method(self, *args, **kwargs) if gate.steps_now else None
 
         call.__name__ = name

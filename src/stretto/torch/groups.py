@@ -53,6 +53,9 @@ _LOOK_UP = datetime.timedelta(milliseconds=50)
 """Gloo may lose the news that a connection has ended (it then waits for a send that nobody will finish): who waits
 looks up this often whether the group is still whole."""
 
+_DOOR_S = 1.0
+"""Who waits for the others at the place where all connect once more looks up this often, too."""
+
 CLOSING_S = 0.2
 
 _opening = threading.Lock()
@@ -74,11 +77,15 @@ class GroupBroken(StrettoError):
 class Pending:
     """A collective under way. Its tensors belong to it until `wait` has returned."""
 
-    __slots__ = ("_group", "_work")
+    __slots__ = ("_group", "_look_up", "_over", "_work")
 
-    def __init__(self, group: Group, work: Any) -> None:
+    def __init__(self, group: Group, work: Any, look_up: Callable[[], None], over: Callable[[], None]) -> None:
+        """Whoever waits for long calls `look_up` now and then; what it raises ends the wait. `over` is called at a good
+        end."""
         self._group = group
         self._work = work
+        self._look_up = look_up
+        self._over = over
 
     def wait(self) -> None:
         """Return when the result is there (on a GPU: when the current stream will have it), or raise `GroupBroken`."""
@@ -88,12 +95,14 @@ class Pending:
             completed = work.is_completed()
             try:
                 work.wait(_LOOK_UP)
+                self._over()
                 return
             except Exception as error:
                 if completed:
                     raise self._group.failure(error) from None
             if self._group.broken is not None:
                 raise self._group.broken
+            self._look_up()
             missed = not self._group.whole()
             if missed and alarmed and not work.is_completed():
                 raise self._group.failure(GroupBroken("a peer has closed its connection"))
@@ -131,11 +140,17 @@ class Group:
         self.backend = "gloo"
         """What carries tensors of this device: `nccl` where every member has a GPU of its own."""
         self.broken: GroupBroken | None = None
+        self._waited = self._exchanged = 0
+        """Collectives of this member that are over, here and beside: all members have the same in the same order."""
+        self._said = ""
         self._gloo: Any = None
+        self._beside: Any = None
         self._nccl: Any = None
+        self._device: Any = None
         self._listening: tuple[str, int] | None = None
         self._peers: frozenset[tuple[str, int]] = frozenset()
         self._visitor: Visitor | None = None
+        self._side_visitor: Visitor | None = None
         self.link_s = float(os.environ.get("STRETTO_LINK_S", LINK_S))
         self._attached: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._news = threading.Event()
@@ -188,7 +203,7 @@ class Group:
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(given)] = torch.frombuffer(bytearray(given), dtype=torch.uint8) if given else 0
         found = self.all_gather_now(padded) if longest else [padded] * self.size
-        return [bytes(row[: int(length)].tolist()) for row, length in zip(found, lengths, strict=True)]
+        return [row[: int(length)].numpy().tobytes() for row, length in zip(found, lengths, strict=True)]
 
     def all_gather_now(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         pending, found = self.all_gather(tensor)
@@ -221,8 +236,8 @@ class Group:
         if self._forgotten:
             return
         self.abort("closed")
-        held = [self._gloo, self._nccl]
-        self._gloo = self._nccl = None
+        held = [self._gloo, self._nccl, self._beside]
+        self._gloo = self._nccl = self._beside = None
         if any(held) and sys.is_finalizing():
             # No thread can be started any more: they are left to the end of the process.
             for one in held:
@@ -230,14 +245,15 @@ class Group:
         elif any(held):
             # What Gloo will never finish would hold up whoever takes it apart: not the caller.
             background.start(f"stretto-close-{self.generation}", held.clear).join(CLOSING_S)
-        if self._visitor is not None:
-            self._visitor.close()
+        for visitor in (self._visitor, self._side_visitor):
+            if visitor is not None:
+                visitor.close()
 
     def forget(self) -> None:
         """In a forked child: neither the sockets nor the threads behind this are the child's."""
         self._forgotten = True
         self.broken = self.broken or GroupBroken("this is a fork of a worker")
-        for one in (self._gloo, self._nccl):
+        for one in (self._gloo, self._nccl, self._beside):
             # Never taken apart: its threads are not there to be waited for.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
@@ -261,17 +277,122 @@ class Group:
             self.abort()
         return self.broken
 
+    # Beside the sums of gradients: what scripts exchange has connections of its own.
+
+    def open_beside(self, timeout_s: float) -> tuple[int, ...]:
+        """Connect once more; called by all members at the same place of their script. Ranks that do not come, since
+        they wait in a sum instead: then nothing is opened."""
+        if self._beside is not None or self.size == 1:
+            return ()
+        try:
+            if self._side_visitor is None:
+                self._side_visitor = Visitor(self.addresses[0], self.generation, "beside/")
+                if self.broken is not None:
+                    # What came before there was a visitor could not stop it.
+                    raise self.broken
+                self._side_visitor.open(time.monotonic() + timeout_s)
+            visitor = self._side_visitor
+            # Peers may take long to get here; `abort` ends this.
+            visitor.deadline = time.monotonic() + COLLECTIVE_TIMEOUT_S
+            visitor.put({f"door/{self.rank}": "here"})
+            doors, waits = [f"door/{rank}" for rank in range(self.size)], [f"waits/{rank}" for rank in self._others()]
+            while None in visitor.look_unless(doors, dict.fromkeys(waits, self._place), self._look_whole, _DOOR_S):
+                if missing := self.elsewhere():
+                    return missing
+            deadline = visitor.deadline = time.monotonic() + timeout_s
+        except Exception as error:
+            raise self.failure(error) from None
+        opened = threading.Event()
+
+        def connect() -> None:
+            try:
+                self._beside = self._new_gloo(visitor, deadline)
+                self._watch_links()
+            except Exception as error:
+                self.failure(error)
+            opened.set()
+            if self.broken is not None:
+                self.close()
+
+        background.start(f"stretto-beside-{self.generation}", connect)
+        while not opened.wait(_LOOK_UP.total_seconds()) and self.broken is None:
+            pass
+        if self.broken is not None:
+            raise self.broken
+        return ()
+
+    def _look_whole(self) -> None:
+        """Raise if there is nobody to wait for any more: a broken link says nothing here."""
+        if self.broken is not None:
+            raise self.broken
+        if not self.whole():
+            raise GroupBroken("a peer has closed its connection")
+
+    def elsewhere(self) -> tuple[int, ...]:
+        """Ranks that are as far as this one, and wait in a sum: what it waits for beside that they will never do."""
+        if self._side_visitor is None:
+            return ()
+        others = self._others()
+        try:
+            self._side_visitor.deadline = time.monotonic() + self.link_s
+            said = self._side_visitor.peek([f"waits/{rank}" for rank in others])
+        except OSError as error:
+            raise self.failure(error) from None
+        return tuple(rank for rank, where in zip(others, said, strict=True) if where == self._place)
+
+    def gather_beside(self, tensor: torch.Tensor, look_up: Callable[[], None]) -> list[torch.Tensor]:
+        """Every member's tensor, by rank, over the connections of `open_beside`."""
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._on_beside(lambda gloo: gloo.allgather([found], [tensor]), look_up)
+        return found
+
+    def reduce_beside(self, tensor: torch.Tensor, look_up: Callable[[], None]) -> None:
+        """Add up over the members, in place."""
+        self._on_beside(lambda gloo: gloo.allreduce([tensor]), look_up)
+
+    def _on_beside(self, start: Callable[[Any], Any], look_up: Callable[[], None]) -> None:
+        if self.broken is not None:
+            raise self.broken
+        try:
+            work = start(self._beside)
+        except Exception as error:
+            raise self.failure(error) from None
+        Pending(self, work, look_up, self._exchange_over).wait()
+
+    @property
+    def _place(self) -> str:
+        return f"{self._waited} {self._exchanged}"
+
+    def _wait_over(self) -> None:
+        self._waited += 1
+
+    def _exchange_over(self) -> None:
+        self._exchanged += 1
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _say_waiting(self) -> None:
+        """Told once: that this member waits in a sum, in case somebody waits for it elsewhere."""
+        if self._place == self._said or self._visitor is None:
+            return
+        self._said = self._place
+        with contextlib.suppress(OSError):
+            self._visitor.deadline = time.monotonic() + self.link_s
+            self._visitor.put({f"waits/{self.rank}": self._said})
+
     def _start(self, tensor: torch.Tensor, start: Callable[[Any], Any]) -> Pending:
         if self.broken is not None:
             raise self.broken
         if self.size == 1:
-            return Pending(self, _Done())
+            return Pending(self, _Done(), self._say_waiting, self._wait_over)
         group = self._nccl if self._nccl is not None and tensor.is_cuda else self._gloo
         if group is None:
             raise self.failure(GroupBroken("not connected"))
         try:
             work = start(group)
-            return Pending(self, work if group is self._gloo else _OnStream(work))
+            shown = work if group is self._gloo else _OnStream(work)
+            return Pending(self, shown, self._say_waiting, self._wait_over)
         except Exception as error:
             raise self.failure(error) from None
 
@@ -290,20 +411,24 @@ class Group:
         self._knock(deadline)
         self._visitor = visitor = Visitor(self.addresses[0], self.generation)
         visitor.open(deadline)
-        device, self._listening = _open_device(self.addresses[self.rank].rpartition(":")[0])
+        self._device, self._listening = _open_device(self.addresses[self.rank].rpartition(":")[0])
         cards = self._meet(visitor, _Card(*self._listening, _gpu(self.device)))
         self._peers = frozenset((card.host, card.port) for rank, card in enumerate(cards) if rank != self.rank)
-        gloo: Any = dist.ProcessGroupGloo
-        options: Any = gloo._Options()
-        options._devices = [device]
-        options._threads = 2
-        options._timeout = _delta(max(0.001, deadline - time.monotonic()))
-        self._gloo = gloo(visitor, self.rank, self.size, options)
-        self._gloo.set_timeout(_delta(COLLECTIVE_TIMEOUT_S))
+        self._gloo = self._new_gloo(visitor, deadline)
         self._watch_links()
         gpus = [card.gpu for card in cards]
         if all(gpus) and len(set(gpus)) == self.size and dist.is_nccl_available():
             self._open_nccl()
+
+    def _new_gloo(self, visitor: Visitor, deadline: float) -> Any:
+        gloo: Any = dist.ProcessGroupGloo
+        options: Any = gloo._Options()
+        options._devices = [self._device]
+        options._threads = 2
+        options._timeout = _delta(max(0.001, deadline - time.monotonic()))
+        found = gloo(visitor, self.rank, self.size, options)
+        found.set_timeout(_delta(COLLECTIVE_TIMEOUT_S))
+        return found
 
     def _knock(self, deadline: float) -> None:
         """See whether every peer can be reached, at its store."""
@@ -351,8 +476,9 @@ class Group:
         self.backend = "nccl"
 
     def _shut_down(self) -> None:
-        if self._visitor is not None:
-            self._visitor.stop()
+        for visitor in (self._visitor, self._side_visitor):
+            if visitor is not None:
+                visitor.stop()
         for found in list(self._attached):
             with contextlib.suppress(OSError):
                 found.shutdown(socket.SHUT_RDWR)

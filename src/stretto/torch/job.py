@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -24,23 +24,27 @@ from stretto.runtime.ledger import SUFFIX, Ledger
 from stretto.runtime.member import Evicted
 from stretto.runtime.messages import Bye
 from stretto.runtime.order import AnyLoop, Turns
+from stretto.runtime.outlook import Outlook
 from stretto.runtime.watchdog import Watchdog
-from stretto.torch import chance, checks, flags, recording, sampling
+from stretto.torch import chance, checks, flags, recording, sampling, syncnorm
 from stretto.torch import gate as gates
 from stretto.torch import plan as plans
+from stretto.torch.attempts import SETTLED, Attempts
 from stretto.torch.bitwise import VirtualReducer
 from stretto.torch.checkpoints import EVERY_S, KEEP, Checkpoints
 from stretto.torch.checks import TrainingError
+from stretto.torch.collectives import Collectives
 from stretto.torch.data import Batch, Part, Reader, Turn, TurnReader
 from stretto.torch.flags import Flags
 from stretto.torch.frozen import Frozen
 from stretto.torch.gate import Gate
 from stretto.torch.groups import GroupBroken
 from stretto.torch.leash import Leash
-from stretto.torch.net import Net
+from stretto.torch.net import Net, sums
+from stretto.torch.phases import Phase, Phases
 from stretto.torch.plan import Plan, TurnPlan
-from stretto.torch.reducer import Reducer
-from stretto.torch.state import Holder, Stateful, has_gradients
+from stretto.torch.reducer import Reducer, check_dense
+from stretto.torch.state import Holder, Stateful, dismantle, has_gradients
 from stretto.torch.undo import Habits, Undo
 from stretto.torch.virtual import Passes
 from stretto.torch.world import Cursor, World
@@ -70,6 +74,9 @@ class Job:
         self.cursor = Cursor()
         self.reducer: Reducer | VirtualReducer | None = None
         self.passes: Passes | None = None
+        self._phases = Phases(self, self._begin_pass, self._several_steps)
+        self._attempts = Attempts(Job._loop.__code__)
+        self.gate.wanted = self._step_wanted
         self.checkpoints = None
         if folder is not None:
             every_s = float(os.environ.get("STRETTO_CHECKPOINT_S", EVERY_S))
@@ -80,8 +87,7 @@ class Job:
                 self.checkpoints.saved = world.saved
         self._ledger: Ledger | None = None
         self._loops = 0
-        self._loops_to_come = 0
-        """After the one under way, as far as the script said so."""
+        self._outlook = Outlook()
         self._epoch_calls = 0
         self._process = os.getpid()
         self._watched = 0
@@ -95,22 +101,46 @@ class Job:
         self._to_save: dict[Path, None] = {}
         self._after_step: list[Callable[[], Any]] = []
         self._when_leader: list[Callable[[], Any]] = []
-        self._stopping = False
+        self._for_leader: list[Callable[[], Any]] = []
+        """To be done by the leader when this step is applied."""
+        self._owed: list[Callable[[], Any]] = []
+        """Of the last step: done, unless its leader was lost in it."""
+        self._steps_owed = 0
+        self._stopping = self._stop_asked = False
+        self._left = False
+        """The script has left the loop under way, by `break`."""
         self._steps_before = 0
         self._sent = Flags()
+        self._settled: tuple[Flags, bool] | None = None
+        """What a step that was attempted has brought, while the script does its own part of it."""
         self._plan: Plan | None = None
         self._fed: Part | None = None
         """What the body has been given."""
         self._habits = world.habits if world is not None else Habits()
         self._undo = Undo(holder, self._habits)
+        self._writes = -1
+        """To parameters, when the last backward pass of this pass through the body began; -1 before it."""
+        self._grouped = 0
+        """Parameters that the optimizers have."""
         self._metrics: dict[str, float] = {}
+        self._lost_in_break: GroupBroken | None = None
+        self._helpers = 0
+        """Schedulers and scalers when the batch began."""
         self._net = Net(holder, bitwise=virtual_ranks > 0)
+        self._collectives = Collectives(self)
+        self._loops_behind = 0
+        """Loops that the script has left, or passed over."""
+        self._epoch_at = (-1, -1)
+        """The call of `epochs` and the epoch that the script is in."""
         self._pacer = pacer.from_environment()
         self._leash = Leash(device)
         if world is not None:
             world.restore = self._restore
         self._watchdog = world.member.watchdog if world is not None else Watchdog(time.monotonic)
-        self._watchdog.waits = lambda: isinstance(self.reducer, Reducer) and self.reducer.awaits_others
+        self._watchdog.waits = self._waits
+
+    def _waits(self) -> bool:
+        return self._collectives.waits or (isinstance(self.reducer, Reducer) and self.reducer.awaits_others)
 
     # Where this worker is.
 
@@ -140,31 +170,41 @@ class Job:
 
     @property
     def step(self) -> int:
-        """Steps applied so far, over all loops."""
-        return self.cursor.applied
+        """Steps applied so far, over all loops; in what `on_leader` calls, the first step that this leader tells of."""
+        return self.cursor.applied - self._steps_owed
 
     # What belongs to the job.
 
     def model(self, module: Module, *, local: Sequence[str] = ()) -> Module:
         """Register a model: its parameters, buffers and gradients are kept alike on all workers. `local` are names (or
         patterns of names) of buffers that may differ between them."""
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise checks.wrapped(type(module).__name__)
+        self._refuse_inside(f"a {type(module).__name__}")
         module.to(self.device)
+        syncnorm.adopt(module, self._collectives)
         self._net.local[len(self.holder.models)] = list(local)
         self.holder.models.append(module)
         return module
 
     def optimizer(self, optimizer: AnyOptimizer) -> AnyOptimizer:
         """Register an optimizer: its `step` counts for the whole job."""
+        self._refuse_inside(f"the optimizer {type(optimizer).__name__}")
         gates.optimizer(optimizer, self.gate, self._before_step)
         self.holder.optimizers.append(optimizer)
         return optimizer
 
     def keep(self, name: str, extra: AnyStateful) -> AnyStateful:
         """Register anything else with a state: it travels to newcomers and into checkpoints, and is rolled back."""
+        self._refuse_inside(f"the part {name!r}")
         if name in self.holder.extras:
             raise TrainingError(f"there is a part called {name!r} already", hint="give every part a name of its own")
         self.holder.extras[name] = extra
         return extra
+
+    def _refuse_inside(self, what: str) -> None:
+        if self._in_body:
+            raise checks.registered_inside(what)
 
     def report(self, **metrics: Any) -> None:
         """Figures of this step, for whoever watches the job."""
@@ -195,19 +235,120 @@ class Job:
         For what should happen once per step though the body may run several times."""
         if steps < 1:
             raise TrainingError(f"every({steps})", hint="say at least 1")
-        return self.gate.inside and self.gate.steps_now and (self.cursor.applied + 1) % steps == 0
+        self._undo.late.asks(steps)
+        now = self.gate.inside and self.gate.steps_now and self._phases.counts
+        return now and (self.cursor.applied + 1) % steps == 0
 
     def once_per_step(self, act: Callable[[], Any]) -> None:
         """In the body: have this done after the step, once, whatever passes it takes and however often it is done again
         (but once more if the worker dies in that very step)."""
         if not self._in_body:
             act()
-        elif self.gate.steps_now:
+        elif self.gate.steps_now and self._phases.counts:
             self._after_step.append(act)
+
+    def once_by_leader(self, act: Callable[..., Any], *given: Any) -> None:
+        """In the body: have the leader call this after the step, once; if it is lost in that very step, its successor
+        does. `given` are kept as they are now."""
+        if not self._in_body:
+            if self.leader:
+                act(*given)
+        elif self.gate.steps_now and self._phases.counts:
+            self._for_leader.append(lambda: act(*given))
+
+    # What workers exchange.
+
+    def all_reduce(self, value: Any, operation: str = "sum") -> Any:
+        """The sum over all workers, or the `mean`, `max` or `min`, of a tensor, a number, or a dict or list of these.
+        In a loop's body it is over the global batch: a mean weighs each worker's value by its samples. Sums and means
+        have gradients. Between loops `value` may be a function: it is called again if a worker is lost meanwhile."""
+        return self._collectives.all_reduce(value, operation)
+
+    def all_gather(self, rows: Any) -> Any:
+        """The rows of all workers: in a loop's body those of the global batch in its order, with gradients; each worker
+        may have another number of them. Between loops `rows` may be a function, as for `all_reduce`."""
+        return self._collectives.all_gather(rows)
+
+    def broadcast(self, value: Any) -> Any:
+        """What the leader has: tensors and plain values, or a function, which only the leader calls."""
+        return self._collectives.broadcast(value)
+
+    def barrier(self) -> None:
+        """Wait until all workers are here."""
+        self._collectives.barrier()
+
+    def refuse_forks(self) -> None:
+        """What a child of the script's process holds is its parent's."""
+        if os.getpid() != self._process:
+            raise TrainingError(
+                "a forked process cannot train in its parent's job", hint="train, and exchange, in the one that joined"
+            )
+
+    def be_between(self, call: str) -> None:
+        """A member, between two loops: for `job.{call}`."""
+        if self._inside and not self._in_body and not self._left and not self._attempts.between:
+            raise TrainingError(
+                f"job.{call} while a batch is read or weighed, where each worker is by itself",
+                hint="call it in the loop's body or between loops",
+            )
+        if self._attempts.between:
+            raise TrainingError(
+                f"job.{call} between two steps of job.attempt()",
+                hint="call it in the function of the attempt; before anything else is exchanged, end a loop early with "
+                "job.stop()",
+            )
+        self._close_last_loop()
+        if not self._loops_behind:
+            raise TrainingError(
+                f"job.{call} before the first loop: the workers of a job come together there",
+                hint="call it inside of a loop or after one; what all workers need before, each can make by itself",
+            )
+        if self.world is not None and not self.generation:
+            # On its way past loops that the others have left behind, it needs what they agreed on there.
+            self._become_member(self._loops_behind)
+
+    def recover(self, cause: GroupBroken, *, between: bool = False) -> None:
+        """Go on with those that are left; `between`: two loops."""
+        assert self.world is not None
+        self.world.between = between
+        try:
+            self._resume(self.world.recover(self.cursor, cause))
+        finally:
+            self.world.between = False
+
+    def between_key(self) -> tuple[int, int, int]:
+        return (self._loops, *self._epoch_at)
+
+    def uses_late(self) -> None:
+        """A body exchanges something: after a step that must be possible to take back, too."""
+        if self._phases.over and self._plan is not None and self._plan.in_passes:
+            raise TrainingError(
+                "an exchange after job.phases(), in a body that takes several passes for a step",
+                hint="do it inside of a phase",
+            )
+        if self.gate.steps:
+            self._undo.late.happened = True
+
+    def phases(self, batch: Any, *phases: Phase) -> list[Any] | None:
+        """In the body: these functions of a batch one after the other, each with a backward pass and a step of its own.
+        Where batches are cut into passes each goes through all of them before the next begins. What they returned for
+        the last micro-batch; None in passes that only keep their batch."""
+        if not self._in_body:
+            raise checks.no_phases("this is no body of a loop")
+        return self._phases.run(batch, phases, inside=self._inside)
+
+    def attempt(self, act: Callable[[Any], Any], loop: Iterator[Any] | None = None) -> Any:
+        """One step of a loop (if none is given, of that which was made last): call the function on its batch until the
+        step is applied, and return what it returned; None when the loop is over."""
+        return self._attempts.run(act, loop, inside=lambda: self._inside, in_body=self._in_body)
 
     def stop(self) -> None:
         """End the loop for all workers, at the same step: the next boundary at which all know of it."""
-        self._stopping = True
+        if self._in_body:
+            # It counts if the batch does.
+            self._stop_asked = True
+        else:
+            self._stopping = True
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole state to a file, from one worker."""
@@ -243,21 +384,21 @@ class Job:
         """`range(count)`, for scripts with something between their loops: a worker that comes later, or goes on from a
         checkpoint, begins with the epoch that the job is in. An epoch may have any number of loops."""
         call, self._epoch_calls = self._epoch_calls, self._epoch_calls + 1
-        epoch, before, loops = 0, self._loops, 1
+        epoch = 0
         while epoch < count:
             there, first = self._epoch_of_job(call)
             if there > epoch and first > self._loops:
                 # The last epoch at most: what comes after it is for members.
                 epoch, self._loops = min(there, count - 1), first
-            elif self._loops > before:
-                loops = self._loops - before
-            before = self._loops
+            self._epoch_at = (call, epoch)
+            self.holder.forget_replies(call, epoch)
             self._note_epoch(call, epoch)
             chance.begin_epoch(call, epoch, self.device)
-            self._loops_to_come = (count - epoch) * loops
+            self._outlook.epoch(self._loops, count - epoch - 1)
             yield epoch
             epoch += 1
-        self._loops_to_come = 0
+        self._epoch_at = (call, count)
+        self._outlook.over()
 
     def _epoch_of_job(self, call: int) -> tuple[int, int]:
         """The epoch that this call of `epochs` should be in, and the loop that this began with."""
@@ -324,22 +465,24 @@ class Job:
             weight=weight,
         )
         reader = Reader(source.dataset, seed, **source.reading)
-        number, self._loops = self._loops, self._loops + 1
-        return self._loop(number, plan, reader)
+        return self._made(plan, reader)
 
     def steps(self, count: int, *, seed: int = 0) -> Iterator[Turn]:
         """A loop of so many steps for scripts that make their own data. Each worker has one of the places of a step,
         and all count alike; what it makes should depend on the step, the place and the number of places alone."""
         loop = Turns(total_steps=count, seed=seed)
-        number, self._loops = self._loops, self._loops + 1
-        return self._loop(number, TurnPlan(loop, self.virtual_ranks), TurnReader(loop))
+        return self._made(TurnPlan(loop, self.virtual_ranks), TurnReader(loop))
 
-    def _loop(self, number: int, plan: Plan, reader: Reader) -> Iterator[Any]:
-        if os.getpid() != self._process:
-            raise TrainingError(
-                "a forked process cannot train in its parent's job", hint="train in the process that joined"
-            )
+    def _made(self, plan: Plan, reader: Reader) -> Iterator[Any]:
+        return self._attempts.made(self._loop(plan, reader))
+
+    def _loop(self, plan: Plan, reader: Reader) -> Generator[Any, None, None]:
+        self.refuse_forks()
+        self._collectives.refuse_inside("a loop")
+        self._attempts.begins()
         self._close_last_loop()
+        # Not when it was made: what is never gone through is no loop.
+        number, self._loops = self._loops, self._loops + 1
         recording.enter(self)
         loop, self._plan = plan.loop, plan
         self._prepare(number, loop)
@@ -348,38 +491,46 @@ class Job:
         if not self._enter(number, loop):
             if self.generation:
                 self._watchdog.leave()
+            self._leave_behind(number)
             chance.end_loop(loop.seed, number, self.device)
             return
-        self._inside, how = True, "end"
+        self._inside, how, self._left = True, "end", False
         self._watched = 0
         cut = self._follow(plan, reader)
-        while loop.has(self.cursor.step) and self.cursor.loop == number and not self.cursor.over:
+        while self._goes_on(number, loop):
             step = self.cursor.step
             parts = plan.parts(step, *self._place())
             try:
                 parts, batches = self._read(plan, reader, parts)
             except GroupBroken as broken:
-                assert self.world is not None
-                self._resume(self.world.recover(self.cursor, broken))
+                self.recover(broken)
                 cut = self._follow(plan, reader)
                 continue
-            if self._when_leader and self.rank == 0:
-                acts, self._when_leader = self._when_leader, []
-                for act in acts:
-                    act()
+            if self.rank == 0:
+                self._lead()
             weight = self._begin([part.share for part in parts], plan.batches(step))
             for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
                 self._feed(number, part, weight, first=i == 0, last=i == len(parts) - 1)
                 batch.last = i == len(parts) - 1
                 self._in_body, self._exits_in_body = True, False
+                before = {} if batch.last or self._watched > _WATCHED else sums(self.holder)
                 try:
                     yield batch
                 except GeneratorExit:
-                    self._leave_early()
+                    # Python may be late to let go of it: then the script is in another loop already, or past this one.
+                    if self._loops == number + 1 and self._inside:
+                        self._leave_early()
                     raise
                 finally:
-                    self._in_body = False
+                    if self._loops == number + 1:
+                        self._in_body = False
+                        self._collectives.end()
+                if self._loops != number + 1:
+                    raise checks.two_loops()
+                if before:
+                    self._check_unchanged(before)
             self.gate.end()
+            self._phases.end()
             self._pacer.pause()
             if plan.size < loop.size:
                 self._check_stepped()
@@ -388,6 +539,8 @@ class Job:
             if ends:
                 how = "stop"
                 break
+            if self._attempts.on and self.cursor.step != step and self._goes_on(number, loop):
+                yield from self._between_steps()
             if (self.rank, self.size, self.cursor.step) != (*cut, step + 1):
                 cut = self._follow(plan, reader)
         self._inside = False
@@ -396,6 +549,24 @@ class Job:
         if self.cursor.loop == number:
             self._end("stop" if self.cursor.over else how)
         self._watchdog.leave()
+
+    def _goes_on(self, number: int, loop: AnyLoop) -> bool:
+        return loop.has(self.cursor.step) and self.cursor.loop == number and not self.cursor.over
+
+    def _between_steps(self) -> Iterator[Any]:
+        """In a loop that is driven by attempts: the script goes on with its step applied, and comes back. It may change
+        the state there: so all that takes or sends it waits until then."""
+        if self.world is not None and self._settled is None:
+            # The step was applied by others; they have done already what this script does next.
+            self._attempts.keep(self.holder, self.cursor)
+        try:
+            yield SETTLED
+        except GeneratorExit:
+            self._leave()
+            raise
+        self._attempts.put_back(self.holder)
+        if self._settled is not None:
+            self._move_on(*self._settled)
 
     def _place(self) -> tuple[int, int]:
         return self.world.place if self.world is not None else (0, 1)
@@ -433,6 +604,9 @@ class Job:
                 self.reducer.exchange(None)
                 self.reducer.accumulate(1.0)
             self.gate.begin(first=True, last=False)
+            rows = plan.rows(part)
+            self._collectives.begin(part, rows, first=True, last=False, several=plan.in_passes, rehearsal=True)
+            self._phases.rehearse(part)
             self._fed, self._in_body = part, True
             try:
                 yield reader.read(part)
@@ -442,7 +616,8 @@ class Job:
                     hint="call job.stop() to end a loop early",
                 ) from None
             finally:
-                self._in_body = self._stopping = False
+                self._in_body = self._stop_asked = False
+                self._collectives.end()
         self.gate.end()
         self._take_back()
 
@@ -455,6 +630,9 @@ class Job:
 
     def _prepare(self, number: int, loop: AnyLoop) -> None:
         """What a loop needs, whoever is a member."""
+        if self.world is None:
+            # By hand nothing travels, and yet what could not is said.
+            dismantle({name: extra.state_dict() for name, extra in self.holder.extras.items()})
         self.holder.helpers()
         self.holder.loop = number
         ours = self.holder.parameters()
@@ -469,6 +647,7 @@ class Job:
             else:
                 self.reducer = Reducer(self.holder.parameters(), flags=flags.COUNT, trained=self.holder.trained)
             self.reducer.began, self.reducer.rebuilt = self._backward_begins, self._watch_frozen
+            self.reducer.broke = self._undo.hold
             self.gate.arrived = lambda: self.reducer is None or self.reducer.failed is None
         self._watch_frozen()
         if self.passes is not None:
@@ -481,24 +660,16 @@ class Job:
                 # Nobody waits for it on its way. The last of them is different: what may follow is for members.
                 self._passed = True
                 return False
-            self.cursor = self.world.join(self._fingerprint(number), self.cursor)
-            if self.cursor.loop < number:
-                # All who held state are gone since it passed over those loops: it cannot go back, but another one can.
-                self.world.give_up(
-                    Evicted(f"the job begins again in loop {self.cursor.loop}, which it has passed over")
-                )
-            self._open_ledger()
+            self._become_member(number)
         if number < max(self.world.member.loops_done if self.world is not None else 0, self.cursor.loop):
             return False
         if self.cursor.loop < number:
             self.cursor = Cursor(number, 0, self.cursor.applied)
+        if self.world is not None and self.world.again:
+            self._resume(self.world.share_again(self.cursor))
         self.holder.arrive()
-        self._loops_to_come = max(0, self._loops_to_come - 1)
         if self.world is None:
             return True
-        done = self.cursor.applied - self.cursor.step
-        with self.world.member.changed:
-            self.world.member.total = done + loop.total_steps * (1 + self._loops_to_come)
         if loop.size < self.size or 0 < self.virtual_ranks < self.size:
             least = min(loop.size, self.virtual_ranks or loop.size)
             raise TrainingError(
@@ -510,6 +681,15 @@ class Job:
         self.world.pace.begin()
         self._watchdog.enter()
         return True
+
+    def _become_member(self, number: int) -> None:
+        """On the way to this loop."""
+        assert self.world is not None
+        self.cursor = self.world.join(self._fingerprint(number), self.cursor)
+        if self.cursor.loop < number:
+            # All who held state are gone since it passed over those loops: it cannot go back, but another one can.
+            self.world.give_up(Evicted(f"the job begins again in loop {self.cursor.loop}, which it has passed over"))
+        self._open_ledger()
 
     def _look_at_parameters(self) -> None:
         """All there, all known; the reducer is made anew when there are others than in the loop before."""
@@ -546,6 +726,7 @@ class Job:
         weight = sum(shares) / batches
         self._sent = self._flags()
         self._watched += 1
+        self._helpers = gates.count()
         if isinstance(self.reducer, Reducer):
             self.reducer.exchange(group, weight, self._sent, watch=self._watched <= _WATCHED)
         elif self.passes is not None:
@@ -553,6 +734,9 @@ class Job:
         if self.world is not None:
             self._undo.begin(self.cursor, alone=self.size == 1)
         return weight
+
+    def _leave_behind(self, number: int) -> None:
+        self._loops_behind = max(self._loops_behind, number + 1)
 
     def _thaw(self) -> None:
         """Parameters that were frozen are about to be trained."""
@@ -563,35 +747,67 @@ class Job:
     def _watch_frozen(self) -> None:
         self._frozen.watch(self.holder.models, self.holder.trained)
 
+    def _several_steps(self) -> None:
+        self._habits.goes_on = True
+
+    def _step_wanted(self) -> None:
+        if self._phases.over:
+            raise checks.outside_of_phases(self.cursor.step)
+
     def _backward_begins(self) -> None:
+        self._step_wanted()
+        if self.gate.steps:
+            self._several_steps()
+        if self._plan is not None and self._plan.in_passes:
+            before, self._writes = self._writes, self._undo.writes()
+            if before not in (-1, self._writes) and not self.gate.steps:
+                raise checks.moved_in_passes(self.cursor.step)
         if self.gate.asked_here and self._plan is not None and self._plan.in_passes:
             raise checks.phases_in_passes(self.cursor.step)
 
     def _feed(self, number: int, part: Part, weight: float, *, first: bool, last: bool) -> None:
         """Just before a pass through the body."""
-        assert self.reducer is not None
-        self.gate.begin(first=first, last=last)
         share = part.share / weight if weight else 1.0
+        self._begin_pass(part, share, first=first, last=last)
+        self._phases.fed(part, share, first=first, last=last)
+        if self._ledger is not None and part.counts:
+            self._ledger.fed(number, part.step, self.generation, part.indices)
+        if self.world is not None:
+            total = self._total_steps(number)
+            with self.world.member.changed:
+                self.world.member.loop, self.world.member.step = number, part.step
+                self.world.member.total = total
+
+    def _begin_pass(self, part: Part, share: float, *, first: bool, last: bool, phase: int = 0) -> None:
+        """A pass through the body, or (from 1 on) of a phase."""
+        self.gate.begin(first=first, last=last)
+        self._writes = -1
         if self.passes is not None:
             self.passes.begin(part, part.share)
         elif isinstance(self.reducer, Reducer) and not (first and last and share == 1.0):
             (self.reducer.conclude if last else self.reducer.accumulate)(share)
         self._fed = part
+        several = self._plan is not None and self._plan.in_passes
+        rows = self._plan.rows(part) if self._plan is not None else len(part.indices)
+        self._collectives.begin(part, rows, first=first, last=last, several=several, phase=phase)
         if self.passes is None and self._plan is not None:
-            chance.begin_pass(self._plan.loop.seed, number, part.step, part.first, self.device)
-        if self._ledger is not None and part.counts:
-            self._ledger.fed(number, part.step, self.generation, part.indices)
+            seed, loop = self._plan.loop.seed, self.cursor.loop
+            chance.begin_pass(seed, loop, part.step, part.first, self.device, phase)
         if self.world is not None:
             self._watchdog.moves()
-            with self.world.member.changed:
-                self.world.member.loop, self.world.member.step = number, part.step
+
+    def _total_steps(self, number: int) -> int:
+        """Of the job, as far as is known now: epochs of a sampler may differ in length."""
+        steps = self._plan.loop.total_steps if self._plan is not None else 0
+        return self.cursor.applied - self.cursor.step + steps + self._outlook.after(number, steps)
 
     def noise(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Normal numbers, a row of this shape for each sample of the batch: the same at any number of workers."""
         if not self._in_body or self._fed is None or self._plan is None:
             raise TrainingError("noise() is for the body of a loop", hint="outside of loops use torch.randn")
         part, seed = self._fed, self._plan.loop.seed
-        return chance.noise(seed, self.cursor.loop, part.step, part.indices, shape, dtype).to(self.device)
+        loop, phase = self.cursor.loop, self._phases.number
+        return chance.noise(seed, loop, part.step, part.indices, shape, dtype, phase).to(self.device)
 
     def _flags(self) -> Flags:
         return Flags.of(
@@ -606,12 +822,16 @@ class Job:
         """After the body: count the step, or undo it; then go where the job goes. True when the loop is to end."""
         reducer, world = self.reducer, self.world
         assert reducer is not None
+        self._settled = None
         alone = world is None or world.size == 1
+        if isinstance(reducer, Reducer) and reducer.withholds:
+            raise checks.went_on_without_backward(self.cursor.step, "the last pass of this worker")
         if not alone and not reducer.rounds and reducer.failed is None:
             self._skip(reducer)
         if self.passes is not None:
             self.passes.join_buffers()
         self._finish_sending()
+        self._check_helpers()
         self._undo.look()
         if reducer.failed is not None:
             assert world is not None
@@ -629,7 +849,8 @@ class Job:
             self.cursor = self.cursor._replace(over=1)
         if not alone and not recording.compares():
             self._compare(found)
-        self._stopping |= recording.settled(self)
+        self._stopping |= self._stop_asked or recording.settled(self)
+        self._stop_asked = False
         acted, saved = self._act(), self._save()
         plain = not acted and not saved
         if world is None:
@@ -639,17 +860,31 @@ class Job:
         with world.member.changed:
             world.member.applied = self.cursor.applied
         world.committed(self.cursor)
+        if self._attempts.on:
+            self._settled = found, plain
+            return bool(found.stop)
+        return self._move_on(found, plain)
+
+    def _move_on(self, found: Flags, plain: bool) -> bool:
+        """After a step that was applied: write a checkpoint, go where the job goes. True when the loop is to end."""
+        world = self.world
+        assert world is not None
         if self.checkpoints is not None:
             plain &= not self.checkpoints.consider(self.cursor, self.generation, leader=world.rank == 0)
         ahead, size = round(found.ahead), world.size
         if found.stop:
             return True
+        alone = size == 1
         if world.leaving and alone:
             self._suspend(world)
         if world.member.urgent():
             self._resume(world.recover(self.cursor, None))
         elif ahead and found.same_ahead(size):
+            number = self.generation + ahead // size
             self._resume(world.take_up(ahead // size, self.cursor))
+            if self.generation == number:
+                # Nobody was lost: who led before has done it.
+                self._owed = []
         else:
             if alone:
                 self._leash.pull()
@@ -659,9 +894,29 @@ class Job:
     def _act(self) -> bool:
         """What was to be done once the step is applied; whether there was anything."""
         acts, self._after_step = self._after_step, []
-        for act in acts:
-            act()
-        return bool(acts)
+        self._do(acts)
+        # Whoever led before took part in this step: what it owed it had done.
+        self._owed, self._for_leader = self._for_leader, []
+        asked = bool(acts or self._owed)
+        if self.rank == 0:
+            self._lead()
+        return asked
+
+    def _lead(self) -> None:
+        """What the leader is there for: what it was to begin with, and what is left to do of the last step."""
+        first, owed, self._when_leader, self._owed = self._when_leader, self._owed, [], []
+        self._steps_owed = int(bool(owed))
+        self._do(first)
+        self._steps_owed = 0
+        self._do(owed)
+
+    def _do(self, acts: list[Callable[[], Any]]) -> None:
+        self._collectives.acts = True
+        try:
+            for act in acts:
+                act()
+        finally:
+            self._collectives.acts = False
 
     def _compare(self, found: Flags) -> None:
         """Whether all members hold the same after this step, where they all look."""
@@ -683,11 +938,24 @@ class Job:
         if difference is not None:
             raise checks.replicas_differ(*difference, self.cursor.applied)
 
+    def _check_unchanged(self, before: dict[str, int]) -> None:
+        """By a pass that is not the last of its step."""
+        changed = [name for name, found in sums(self.holder).items() if found != before.get(name)]
+        if changed:
+            raise checks.changed_in_pass(self.cursor.step, changed)
+
+    def _check_helpers(self) -> None:
+        """Those who come later make theirs before their first batch."""
+        if gates.count() > self._helpers:
+            raise checks.registered_inside("a scheduler or a scaler")
+
     def _learn_habits(self, reducer: Reducer | VirtualReducer) -> None:
         """After a batch: whether its gradients are needed for the next one."""
         if isinstance(reducer, Reducer) and reducer.carried is not None and not self.holder.unapplied:
             self._habits.carries = bool(self._habits.carries) or reducer.carried
+        self._habits.goes_on = bool(self._habits.goes_on) or self.gate.steps > 1
         self._steps_before = self.gate.steps
+        self._undo.late.learn(self.cursor.applied)
         self.holder.unapplied = any(
             id(optimizer) not in self.gate.stepped and has_gradients(optimizer) for optimizer in self.holder.optimizers
         )
@@ -704,7 +972,8 @@ class Job:
         sent = self._flags()._replace(skipped=1)
         group = self.world.group if self.world is not None else None
         if isinstance(reducer, Reducer):
-            reducer.exchange(group, 0.0, sent)
+            # What is left over from the batch before is alike on all, and stays.
+            reducer.exchange(group, 1.0 / self.size, sent)
             reducer.contribute_nothing()
         elif group is not None:
             group.abort("a body without a backward pass")
@@ -720,7 +989,8 @@ class Job:
         if self.passes is not None:
             self.passes.join_buffers()
         self._finish_sending()
-        self._undo.before_step(self.cursor)
+        if self.gate.steps_now:
+            self._undo.before_step(self.cursor)
 
     def _flushes(self) -> bool:
         """Whether a step outside of loops applies what the last loop left over, which all its members hold alike."""
@@ -731,6 +1001,12 @@ class Job:
         reducer = self.reducer
         if reducer is None or reducer.failed is not None:
             return
+        if torch._C._current_graph_task_id() != -1:
+            raise checks.step_in_backward(self.cursor.step)
+        self._check_groups()
+        if self._watched <= _WATCHED:
+            for given in self.holder.parameters():
+                check_dense(given.grad)
         if reducer.unseen():
             raise checks.grows_unseen(self.cursor.step)
         listens = self.size > 1 or self._watched <= _WATCHED
@@ -740,22 +1016,37 @@ class Job:
         if any(given.grad is not None for given in self.holder.parameters()):
             raise checks.step_without_backward(self.cursor.step)
 
+    def _check_groups(self) -> None:
+        """Nobody adds up the gradients of a parameter that was made in the body."""
+        grouped = sum(len(group["params"]) for optimizer in self.holder.optimizers for group in optimizer.param_groups)
+        if grouped == self._grouped:
+            return
+        self._grouped, known = grouped, set(self._reduced)
+        for optimizer in self.holder.optimizers:
+            for given in (given for group in optimizer.param_groups for given in group["params"]):
+                if id(given) not in known:
+                    raise checks.made_inside(type(optimizer).__name__, tuple(given.shape))
+
     def _finish_sending(self) -> None:
         """What a newcomer is being sent must not change before it is there."""
         if self.world is not None and self.reducer is not None and self.reducer.failed is None:
             try:
                 self.world.finish_sending()
             except GroupBroken as broken:
-                self.reducer.failed = broken
+                self.reducer.fail(broken)
 
     def _take_back(self) -> None:
-        self._to_save, self._after_step = {}, []
+        self._to_save, self._after_step, self._for_leader = {}, [], []
+        self._stop_asked = False
         self._undo.take_back()
         for helper in self.holder.helpers():
             gates.forget_scaling(helper)
 
     def _resume(self, cursor: Cursor) -> None:
         """A generation was entered: go on from where it is."""
+        if cursor.applied > self.cursor.applied:
+            # Those who have done the step have told of it, or will.
+            self._owed = []
         self.cursor = cursor
         self._steps_before = 0
         self._watch()
@@ -769,36 +1060,74 @@ class Job:
 
     def _end(self, how: str) -> None:
         """The barrier at the loop's end."""
+        number, generation = self.cursor.loop, self.generation
         if self.world is not None:
             self.cursor = self.world.end_loop(self.cursor, how)
-        self._stopping = False
+        if self.generation != generation:
+            self._steps_before = 0
+        if self._owed and self.rank == 0:
+            self._lead()
+        self._owed = []
+        self._stopping = self._stop_asked = False
         if self.cursor.loop == self._loops - 1:
             self.cursor = Cursor(self._loops, 0, self.cursor.applied)
+        self._leave_behind(number)
 
     def _leave_early(self) -> None:
         """The script left the loop: by `break`, or by an exception; which of them, its next call tells."""
         self.gate.end()
         reducer = self.reducer
-        if self.gate.steps and reducer is not None and reducer.failed is None:
+        self._lost_in_break = reducer.failed if reducer is not None else None
+        if self._lost_in_break is not None:
+            self._take_back()
+        elif self.gate.steps and reducer is not None:
             loop, step, applied, over = self.cursor
             self.cursor = Cursor(loop, step + 1, applied + 1, over)
             self._learn_habits(reducer)
             if self._ledger is not None:
                 self._ledger.applied(loop, step, self.generation)
-        self._act()
-        self._save()
+        if self._lost_in_break is None:
+            self._act()
+            self._save()
+        self._left = True
+        self._leave()
+
+    def _leave(self) -> None:
+        """The script goes out of its loop."""
         self._frozen.watch((), self.holder.trained)
         if self._plan is not None:
             chance.end_loop(self._plan.loop.seed, self.cursor.loop, self.device)
         if self.world is not None and self._inside:
-            self.world.say_loop_end(self.cursor, "break")
+            if self._lost_in_break is None:
+                self.world.say_loop_end(self.cursor, "break")
             self._watchdog.leave()
 
     def _close_last_loop(self) -> None:
         """A loop that was left by `break` ends when the script goes on."""
+        if self._in_body and self._inside:
+            # Its batches were taken one by one.
+            self._in_body = False
+            self._leave_early()
         if self._inside:
+            self._attempts.put_back(self.holder)
             self._inside = False
+            self._find_last_step()
             self._end("break")
+
+    def _find_last_step(self) -> None:
+        """A worker was lost in the very step in which the script left its loop: whoever has it applied gives it to the
+        others. If nobody has, the script does not come back to do it again, but those who come after it can."""
+        lost, self._lost_in_break = self._lost_in_break, None
+        if lost is None:
+            return
+        before = self.cursor.applied
+        self.recover(lost)
+        if self.cursor.applied == before and self.world is not None:
+            if self.checkpoints is not None and self.rank == 0:
+                self.checkpoints.write_now(self.cursor, self.generation)
+            self.world.give_up(
+                Evicted("a worker was lost in the step in which the script left its loop by break: others do it again")
+            )
 
     def _restore(self) -> Cursor | None:
         """In the leader of a generation in which nobody holds state."""

@@ -144,10 +144,23 @@ def named(
             yield type(helper).__name__, tensor
 
 
+def sums(holder: Holder) -> dict[str, int]:
+    """Checksums of the parameters and the kept parts, by name."""
+    pieces: list[tuple[str, Piece]] = []
+    for m, model in enumerate(holder.models):
+        prefix = f"{m}." if len(holder.models) > 1 else ""
+        pieces += [(f"{prefix}{name}", parameter.detach()) for name, parameter in model.named_parameters()]
+    for name, extra in holder.extras.items():
+        words, tensors = dismantle(extra.state_dict())
+        pieces.append((f"the part {name!r}", words))
+        pieces += [(f"the part {name!r}", tensor) for tensor in tensors]
+    return _by_name(pieces, checksum)
+
+
 def _saved_buffers(model: nn.Module, *, all_of_them: bool) -> Iterator[tuple[str, Tensor]]:
     """But for the statistics of norms, unless these are alike, too."""
     for path, module in model.named_modules():
-        if isinstance(module, _OWN) and not all_of_them:
+        if isinstance(module, _OWN) and not isinstance(module, nn.SyncBatchNorm) and not all_of_them:
             continue
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:

@@ -92,6 +92,11 @@ class Plan:
             for count in (min(slice_size, self.per_worker or slice_size), IDLE)
         ]
 
+    def rows(self, part: Part) -> int:
+        """How many samples the step of a part has, of all members together."""
+        start, stop = self._samples.span(part.step)
+        return stop - start
+
     def batches(self, step: int) -> int:
         """How many global batches the step has."""
         return len(self._batches(step))
@@ -135,6 +140,9 @@ class TurnPlan(Plan):
 
     def rehearsal(self, members: int) -> list[Part]:
         return [Part(0, 0, (0,), False, places=self.virtual_ranks or members)]
+
+    def rows(self, part: Part) -> int:
+        return part.places
 
     def batches(self, step: int) -> int:
         return 1

@@ -70,6 +70,8 @@ class Reducer:
         """Called when a backward pass begins."""
         self.rebuilt: Callable[[], None] = _nothing
         """Called when other parameters require gradients than before."""
+        self.broke: Callable[[], None] = _nothing
+        """Called when the gradient of a batch is lost: inside the backward pass, before the script can go on."""
         self._parameters = list({id(given): given for given in parameters}.values())
         self.known = trained or Trained()
         """What it is set up for, whether it requires gradients at the moment or not."""
@@ -135,6 +137,13 @@ class Reducer:
         self._in_round = True
         self._finish()
 
+    def fail(self, error: GroupBroken) -> None:
+        """The gradient of this batch will not arrive."""
+        if self.failed is None:
+            # Without the frames that it went through: they would keep alive what scripts let go of.
+            self.failed = error.with_traceback(None)
+            self.broke()
+
     def take_in(self) -> None:
         """Parameters have begun to require gradients, and are about to be used."""
         if not self._in_round and self._changed():
@@ -146,6 +155,11 @@ class Reducer:
             given.requires_grad and given.grad is not None and not known
             for given, known in zip(self._parameters, self._required, strict=True)
         )
+
+    @property
+    def listens(self) -> bool:
+        """Whether backward passes are heard."""
+        return bool(self._hooks)
 
     @property
     def flags(self) -> list[float]:
@@ -164,6 +178,11 @@ class Reducer:
         sent = self._in_round and self._next == len(self._buckets) and bool(self._pending)
         landed = self._landed
         return sent or (landed is not None and not landed.query())  # type: ignore[no-untyped-call]
+
+    @property
+    def withholds(self) -> bool:
+        """Whether gradients of earlier passes wait for one of the last pass, which had none."""
+        return bool(self._aside) and self.failed is None
 
     def close(self) -> None:
         """Leave the parameters alone again."""
@@ -319,7 +338,7 @@ class Reducer:
         try:
             self._pending.append(group.all_reduce(tensor))
         except GroupBroken as error:
-            self.failed = error
+            self.fail(error)
 
     def _finish(self) -> None:
         """The end of the backward pass."""
@@ -330,13 +349,16 @@ class Reducer:
                 self._take_back()
             elif self.failed is None:
                 self._reduce(self._group)
+            else:
+                # Before all of it was sent, or in an earlier pass.
+                self._abandon()
         self._reset()
 
     def _put_aside(self) -> None:
         for index, given in enumerate(self._trained):
             if not self._fired[index] or given.grad is None:
                 continue
-            _check_dense(given.grad)
+            check_dense(given.grad)
             if index in self._aside:
                 self._aside[index].add_(given.grad)
                 given.grad.zero_()
@@ -380,7 +402,7 @@ class Reducer:
             for pending in self._pending:
                 pending.wait()
         except GroupBroken as error:
-            self.failed = error
+            self.fail(error)
 
     def _show_unused(self) -> None:
         """Give the sum to parameters that only others used; what nobody used keeps what it had."""
@@ -502,7 +524,7 @@ class _Bucket:
         try:
             torch.mul(grad, weight, out=view)
         except RuntimeError:
-            _check_dense(grad)
+            check_dense(grad)
             raise
 
     def _put_small(self, grads: list[torch.Tensor | None], views: list[torch.Tensor], weight: float) -> None:
@@ -518,7 +540,7 @@ class _Bucket:
             torch._foreach_copy_([view for _, view in pairs], [grad for grad, _ in pairs])
         except RuntimeError:
             for grad, _ in pairs:
-                _check_dense(grad)
+                check_dense(grad)
             raise
         self.small.mul_(weight)
 
@@ -559,7 +581,7 @@ def _joined(kept: torch.Tensor | None, grad: torch.Tensor | None) -> torch.Tenso
     return kept.add_(grad)
 
 
-def _check_dense(grad: torch.Tensor | None) -> None:
+def check_dense(grad: torch.Tensor | None) -> None:
     if grad is not None and grad.layout != torch.strided:
         raise UsageError(
             f"a gradient has the layout {grad.layout}, which cannot be summed over workers",

@@ -6,7 +6,8 @@ end when the host of the store is frozen, and starts again when its connection i
 at any moment from any thread.
 
 The wire: lines of JSON. `{"generation", "put": {key: value}}` has no answer; `{"generation", "get": [keys]}` is
-answered with the list of values as soon as all of them are there.
+answered with the list of values as soon as all of them are there, or, with `"unless": {key: value}`, as soon as one of
+those is there (what is missing is null then); `"now": true` is answered at once.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import select
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import Store as C10dStore
 
-KEPT_GENERATIONS = 16
+KEPT_GENERATIONS = 256
 """Tables of older ones are dropped."""
 
 LONGEST_LINE = 1 << 20
@@ -70,12 +72,19 @@ class Store:
                 _answer(ready, tables)
 
 
+class _Asked(NamedTuple):
+    generation: int
+    keys: list[str]
+    unless: dict[str, str]
+    now: bool
+
+
 class _Guest:
     """One connection to the store."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.asked: tuple[int, list[str]] | None = None
+        self.asked: _Asked | None = None
         self._rest = b""
 
     def read(self, tables: dict[int, dict[str, str]]) -> bool:
@@ -94,7 +103,8 @@ class _Guest:
     def _take(self, said: dict[str, Any], tables: dict[int, dict[str, str]]) -> None:
         generation = int(said["generation"])
         if "get" in said:
-            self.asked = generation, [str(key) for key in said["get"]]
+            unless = {str(key): str(value) for key, value in said.get("unless", {}).items()}
+            self.asked = _Asked(generation, [str(key) for key in said["get"]], unless, bool(said.get("now")))
             return
         tables.setdefault(generation, {}).update(said["put"])
         for old in sorted(tables)[:-KEPT_GENERATIONS]:
@@ -103,13 +113,14 @@ class _Guest:
     def answer(self, tables: dict[int, dict[str, str]]) -> None:
         if self.asked is None:
             return
-        generation, keys = self.asked
+        generation, keys, unless, now = self.asked
         table = tables.get(generation, {})
-        if all(key in table for key in keys):
+        found = [table.get(key) for key in keys]
+        if now or None not in found or any(table.get(key) == value for key, value in unless.items()):
             self.asked = None
             # Answers are small and asked for one at a time: they fit into the socket's buffer.
             with contextlib.suppress(OSError):
-                self.connection.sendall(json.dumps([table[key] for key in keys]).encode() + b"\n")
+                self.connection.sendall(json.dumps(found).encode() + b"\n")
 
     def close(self) -> None:
         self.connection.close()
@@ -175,10 +186,12 @@ def _resolve(address: str) -> tuple[Any, ...]:
 class Visitor(C10dStore):
     """One generation's table in somebody's store, as the framework wants to see it. Errors are `OSError`."""
 
-    def __init__(self, address: str, generation: int) -> None:
+    def __init__(self, address: str, generation: int, prefix: str = "") -> None:
+        """`prefix` is put before the keys of the framework."""
         super().__init__()
         self._address = address
         self._generation = generation
+        self._prefix = prefix
         self._socket: socket.socket | None = None
         self._answers: Any = None
         self._stopped = False
@@ -217,12 +230,36 @@ class Visitor(C10dStore):
 
     def look(self, keys: Sequence[str]) -> list[str]:
         """The values, once all are there."""
+        return [str(value) for value in self._ask({"get": list(keys)})]
+
+    def look_unless(
+        self, keys: Sequence[str], unless: dict[str, str], look_up: Callable[[], None], every_s: float
+    ) -> list[str | None]:
+        """As `look`, but it waits no longer once one of the other keys has the value named. While it waits it calls
+        `look_up` now and then; what that raises ends the wait, and this visitor with it."""
         with self._lock:
-            self._say({"generation": self._generation, "get": list(keys)})
-            line = self._answers.readline()
+            self._say({"generation": self._generation, "get": list(keys), "unless": unless})
+            assert self._socket is not None
+            there = select.poll()
+            there.register(self._socket, select.POLLIN)
+            while not there.poll(1000 * every_s):
+                look_up()
+            return self._answer()
+
+    def peek(self, keys: Sequence[str]) -> list[str | None]:
+        """What is there of them now."""
+        return self._ask({"get": list(keys), "now": True})
+
+    def _ask(self, asked: dict[str, Any]) -> list[str | None]:
+        with self._lock:
+            self._say({"generation": self._generation, **asked})
+            return self._answer()
+
+    def _answer(self) -> list[str | None]:
+        line = self._answers.readline()
         if not line:
             raise ConnectionError("the leader's store has closed the connection")
-        found: list[str] = json.loads(line)
+        found: list[str | None] = json.loads(line)
         return found
 
     def _say(self, said: dict[str, Any]) -> None:
@@ -234,17 +271,18 @@ class Visitor(C10dStore):
     # What the framework calls.
 
     def set(self, key: str, value: Any) -> None:
-        self.put({key: base64.b64encode(value if isinstance(value, bytes) else str(value).encode()).decode()})
+        told = base64.b64encode(value if isinstance(value, bytes) else str(value).encode()).decode()
+        self.put({self._prefix + key: told})
 
     def get(self, key: str) -> bytes:
-        return base64.b64decode(self.look([key])[0])
+        return self.multi_get([key])[0]
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        return [base64.b64decode(value) for value in self.look(keys)]
+        return [base64.b64decode(value) for value in self.look([self._prefix + key for key in keys])]
 
     def multi_set(self, keys: list[str], values: list[Any]) -> None:
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self.look(keys)
+        self.look([self._prefix + key for key in keys])

@@ -97,6 +97,8 @@ def source(
             "collate": collate or given.collate_fn,
             "prefetch": given.prefetch_factor or 2,
             "init": given.worker_init_fn,
+            "context": given.multiprocessing_context,
+            "timeout_s": given.timeout,
         }
     else:
         dataset = given
@@ -141,6 +143,11 @@ def _apart(
             hint="give the loader its sampler or shuffle, or give batches() the dataset instead of the loader",
         )
     checks.length(loader.dataset)
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise UsageError(
+            f"a {type(loader).__name__} has a way of its own to go through its batches, which batches() would not take",
+            hint="give batches() its dataset, and what it does to a batch as collate= or in the body",
+        )
     if loader.batch_sampler is None:
         raise UsageError(
             "a DataLoader with batch_size=None makes no batches",

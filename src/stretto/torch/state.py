@@ -13,7 +13,7 @@ import base64
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +34,16 @@ class StateError(Exception):
     """A state that cannot travel, or does not fit where it arrived."""
 
 
+class Reply(NamedTuple):
+    """What workers agreed on between loops: those who come later get it from here."""
+
+    key: tuple[int, int, int]
+    """Where in the script: loops begun, and the count of epochs and the epoch that it is in."""
+    about: str
+    result: Tensor
+    """Packed."""
+
+
 class Holder:
     """The registered parts of a job, in the order of their registration."""
 
@@ -52,6 +62,7 @@ class Holder:
         self.carries = False
         """Whether the gradients of the last batch may be added to by the next one."""
         self.trained = Trained()
+        self.replies: list[Reply] = []
         self._ahead: tuple[str, list[Tensor]] | None = None
         """A state of a later loop: what the script does until it is there must not count."""
 
@@ -93,6 +104,7 @@ class Holder:
             "requires": [parameter.requires_grad for parameter in ours],
             "groups": [grouping(optimizer, ours) for optimizer in self.optimizers],
             "epochs": self.epochs,
+            "replies": [list(one) for one in self.replies],
             "unapplied": self.unapplied,
             "trained": [place for place, given in enumerate(ours) if id(given) in self.trained.ids],
             "gradients": [gradient_of(parameter, carried=self.carries) for parameter in ours],
@@ -108,7 +120,10 @@ class Holder:
             for name in ("requires", "groups", "gradients", "epochs", "unapplied", "trained"):
                 whole.pop(name, None)
             cursor[0] = self.loop
+        else:
+            self.put_replies(whole.get("replies", []))
         if cursor[0] <= self.loop:
+            self._ahead = None
             self._load(whole)
             return cursor
         self._ahead = skeleton, [tensor.clone() for tensor in tensors]
@@ -116,6 +131,20 @@ class Holder:
         with contextlib.suppress(StateError, ValueError):
             self._load(whole)
         return cursor
+
+    def put_replies(self, told: list[list[Any]]) -> None:
+        self.replies = [Reply(tuple(key), about, result.cpu()) for key, about, result in told]
+
+    def furthest_reply(self) -> list[int]:
+        """The last place with any, and how many there are; compares as the script goes."""
+        if not self.replies:
+            return []
+        last = self.replies[-1].key
+        return [*last, sum(one.key == last for one in self.replies)]
+
+    def forget_replies(self, count: int, epoch: int) -> None:
+        """Whoever comes later begins with this epoch; of the one before somebody may still need the last."""
+        self.replies = [one for one in self.replies if one.key[1] != count or one.key[2] >= epoch - 1]
 
     def _load(self, whole: dict[str, Any]) -> None:
         helpers = self.helpers()
@@ -136,6 +165,7 @@ class Holder:
             regroup(optimizer, groups, ours)
         for part, state in zip(self.optimizers, whole["optimizers"], strict=True):
             part.load_state_dict(state)
+            _keep_types(part, state)
         self.epochs, self.unapplied = whole.get("epochs", []), whole.get("unapplied", False)
         if "trained" in whole:
             self.trained.put({id(ours[place]) for place in whole["trained"] if place < len(ours)})
@@ -149,6 +179,20 @@ class Holder:
             if name not in whole["extras"]:
                 raise StateError(f"the state has no extra part {name!r}; it has {', '.join(whole['extras']) or 'none'}")
             extra.load_state_dict(whole["extras"][name])
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Torch loads what an optimizer keeps in the type of its parameter: a product in float32 (NAdam's), or moments that
+    are longer than the parameter, would not be what they were on the worker that sent them."""
+    ours = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for place, parts in state.get("state", {}).items():
+        if not isinstance(parts, dict) or not isinstance(place, int) or place >= len(ours):
+            continue
+        here = optimizer.state.get(ours[place], {})
+        for key, value in parts.items():
+            found = here.get(key)
+            if isinstance(value, Tensor) and isinstance(found, Tensor) and found.dtype != value.dtype:
+                here[key] = value.to(found.device)
 
 
 def grouping(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> list[list[int]]:

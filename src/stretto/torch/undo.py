@@ -4,8 +4,10 @@ Before its step is applied a body changes little: buffers, schedulers, the scale
 which parameters are trained. These are noted at every batch's start; so are gradients where the script adds to those of
 the batch before. Random generators are set before every pass (`chance`). Parameters and what optimizers keep change in
 `step` only, which does nothing when the gradient did not arrive. There are two exceptions, for which the whole state is
-copied: several optimizers, of which the first may have stepped when the gradient for the second does not arrive; and
-scripts that change parameters by hand. The first batch shows whether a script does that, every later one is watched.
+copied: bodies with several steps, of one optimizer or of several, of which the first may be done when the gradient for
+the second does not arrive; and scripts that change parameters by hand before their step. The first batch shows whether
+a script does that, every later one is watched. What a script changes after `step` (a target that follows, an average)
+it also changes when that did nothing: so parameters are copied in the moment in which a gradient is lost.
 """
 
 from __future__ import annotations
@@ -38,6 +40,37 @@ class Habits:
         """Whether it changes parameters outside of `step`; None before its first batch."""
         self.carries: bool | None = None
         """Whether it adds gradients to those of a batch that was applied; None before anybody could tell."""
+        self.goes_on: bool | None = None
+        """Whether anything follows a step in its body that may fail; None before its first batch."""
+
+
+class Late:
+    """Does a body exchange anything after its step? Then a loss may ask for the step back. What it does under
+    `every(n)` it does in those steps only; before the first such step nobody can know."""
+
+    def __init__(self) -> None:
+        self.happened = False
+        """In the batch under way."""
+        self._known: dict[int, bool | None] = {1: None}
+
+    def asks(self, every: int) -> None:
+        self._known.setdefault(every, None)
+
+    def possible(self, step: int) -> bool:
+        """In the step that makes so many."""
+        return any(self._known[every] is not False for every in self._due(step))
+
+    def learn(self, step: int) -> None:
+        """That step is over."""
+        due = self._due(step)
+        if self.happened:
+            self._known[max(due)] = True
+        else:
+            self._known.update({every: False for every in due if self._known[every] is None})
+        self.happened = False
+
+    def _due(self, step: int) -> list[int]:
+        return [every for every in self._known if step % every == 0]
 
 
 class Undo:
@@ -45,6 +78,7 @@ class Undo:
 
     def __init__(self, holder: Holder, habits: Habits) -> None:
         self.holder, self.habits = holder, habits
+        self.late = Late()
         self._whole: tuple[str, list[torch.Tensor]] | None = None
         self._noted: _Noted | None = None
         self._parameters: list[torch.nn.Parameter] = []
@@ -54,6 +88,8 @@ class Undo:
         self._marks: Any = None
         self._looked = True
         self._changed = False
+        self._stepped = False
+        self._held: list[torch.Tensor] | None = None
 
     def enter(self) -> None:
         """A loop begins: what the models are made of is looked up once for all its batches."""
@@ -62,12 +98,12 @@ class Undo:
 
     def begin(self, cursor: tuple[int, ...], *, alone: bool) -> None:
         """A batch begins. Alone nothing can fail: then the script is watched only until it is known."""
-        self._whole = self._noted = self._marks = None
-        self._changed = False
+        self._whole = self._noted = self._marks = self._held = None
+        self._changed = self._stepped = False
         self._looked = alone and self.habits.by_hand is not None
         if self._looked:
             return
-        self._versions = self._count()
+        self._versions = self.writes()
         if self.habits.by_hand is None:
             self._marks = marks(self._parameters)
         if alone:
@@ -79,15 +115,29 @@ class Undo:
     def before_step(self, cursor: tuple[int, ...]) -> None:
         """An optimizer is about to step."""
         self.look()
-        if self._noted is not None and len(self.holder.optimizers) > 1:
+        if self._noted is not None and not self._stepped and self._may_fail_later(cursor):
             self._copy(cursor)
+        self._stepped = True
+
+    def _may_fail_later(self, cursor: tuple[int, ...]) -> bool:
+        """Whether something may follow this step in the body that does not succeed."""
+        several = len(self.holder.optimizers) > 1 or self.habits.goes_on is not False
+        return several or self.late.possible(cursor[2] + 1)
+
+    def hold(self) -> None:
+        """The gradient is lost: whatever the body still does to parameters will be put back."""
+        if self._noted is None or self._whole is not None:
+            return
+        self.look()
+        if not self._changed and not self._stepped:
+            self._held = [_apart(parameter) for parameter in self._parameters]
 
     def look(self) -> None:
         """Before the first step of the batch, or at its end: has the script changed parameters by itself?"""
         if self._looked:
             return
         self._looked = True
-        self._changed = self._versions != self._count()
+        self._changed = self._versions != self.writes()
         if self._marks is not None:
             self._changed |= self._marks != marks(self._parameters)
         self.habits.by_hand = bool(self.habits.by_hand) or self._changed
@@ -103,6 +153,16 @@ class Undo:
                 "a worker was lost in a batch in which the script changed its parameters by hand, for the first time",
                 hint="change them after step(), or in every batch from the first on",
             )
+        elif self._stepped:
+            raise CannotRepeat(
+                "a worker was lost in a batch in which a backward pass followed a step(), or an exchange did, for the "
+                "first time",
+                hint="do so in every batch from the first on, or under job.every(n); or do it before step()",
+            )
+        elif self._held is not None:
+            with torch.no_grad():
+                for parameter, before in zip(self._parameters, self._held, strict=True):
+                    parameter.copy_(before)
         self._noted.put_back()
 
     def _copy(self, cursor: tuple[int, ...]) -> None:
@@ -110,7 +170,7 @@ class Undo:
             skeleton, tensors = self.holder.take(cursor)
             self._whole = skeleton, [tensor.clone() for tensor in tensors]
 
-    def _count(self) -> int:
+    def writes(self) -> int:
         """How often all parameters together were written to."""
         return sum([parameter._version for parameter in self._parameters])
 
@@ -171,6 +231,11 @@ class _Noted:
 
 def _like(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return tensor.shape, tensor.dtype, tensor.device
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy, in main memory: a GPU may be full."""
+    return tensor.detach().clone() if tensor.device.type == "cpu" else tensor.detach().cpu()
 
 
 def _own(value: Any) -> Any:

@@ -54,6 +54,7 @@ class Passes:
         self._before: list[torch.Tensor] = []
         self._tree: TreeSum | None = None
         self._virtual = -1
+        self._phase = 0
 
     def start(self, group: Group | None, flags: Sequence[float]) -> None:
         """A batch begins."""
@@ -62,7 +63,18 @@ class Passes:
         self._buffers = [buffer for model in self.holder.models for buffer in model.buffers()]
         self._before = [buffer.clone() for buffer in self._buffers]
         self._tree = TreeSum(self.ranks, self._before)
-        self._virtual = -1
+        self._virtual, self._phase = -1, 0
+
+    def begin_phase(self, number: int) -> None:
+        """All passes begin anew, on what the phase before has left; for the first on what the batch began with."""
+        if number > 1:
+            self.join_buffers()
+            with torch.no_grad():
+                for buffer, before in zip(self._buffers, self._before, strict=True):
+                    before.copy_(buffer)
+        self.reducer.begin_phase()
+        self._tree = TreeSum(self.ranks, self._before)
+        self._virtual, self._phase = -1, number
 
     def begin(self, part: Part, weight: float) -> None:
         """A pass begins: as if it were the only one."""
@@ -71,7 +83,8 @@ class Passes:
         with torch.no_grad():
             for buffer, before in zip(self._buffers, self._before, strict=True):
                 buffer.copy_(before)
-        digest = hashlib.sha256(struct.pack("<QQQ", self.seed, part.step, part.virtual)).digest()
+        numbers = (self.seed, part.step, part.virtual, self._phase)[: 4 if self._phase else 3]
+        digest = hashlib.sha256(struct.pack(f"<{len(numbers)}Q", *numbers)).digest()
         seed = int.from_bytes(digest[:8], "little") >> 1
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
@@ -89,7 +102,7 @@ class Passes:
         try:
             found = tree.mean(self.group, self._shares())
         except GroupBroken as broken:
-            self.reducer.failed = broken
+            self.reducer.fail(broken)
             return
         with torch.no_grad():
             for buffer, value in zip(self._buffers, found, strict=True):

@@ -38,6 +38,7 @@ from stretto.runtime.messages import (
 from stretto.runtime.pace import Pace
 from stretto.torch import background
 from stretto.torch.groups import Group, GroupBroken
+from stretto.torch.packing import pack, unpack
 from stretto.torch.rendezvous import Store
 from stretto.torch.state import Holder
 from stretto.torch.transfer import Counter, Sending, Shape, Staging, expected_shapes, kept_until_step, receive
@@ -68,14 +69,19 @@ class _Card(NamedTuple):
     size: int
     """Of the generation that it comes from."""
     by_hand: bool | None
+    goes_on: bool | None
     """As in `Habits`."""
     counter: tuple[str, int, str]
     """Where it would hand its state out."""
+    reply: list[int]
+    """As `Holder.furthest_reply`."""
+    between: bool
+    """Whether its script is between two loops, where it may still change the state before the next one."""
 
     @classmethod
     def read(cls, text: bytes) -> _Card:
-        holds, cursor, size, by_hand, counter = json.loads(text)
-        return cls(holds, Cursor(*cursor), size, by_hand, tuple(counter))
+        holds, cursor, size, by_hand, goes_on, counter, reply, between = json.loads(text)
+        return cls(holds, Cursor(*cursor), size, by_hand, goes_on, tuple(counter), reply, between)
 
 
 def _may_overlap(cards: list[_Card], sources: list[int]) -> bool:
@@ -100,6 +106,12 @@ class World:
         self.group: Group | None = None
         self.restore: Callable[[], Cursor | None] = lambda: None
         """Restores the last checkpoint, if there is one; asked when nobody holds state."""
+        self.between = False
+        """Whether the script is between two loops, and exchanges something there."""
+        self.again = False
+        """Somebody came in while all others were between loops: what they have in the next one must be shared anew."""
+        self._early = False
+        """This worker did."""
         self.formation_s = 30.0
         self.overlap = True
         """Whether members may train on while their state is on its way to newcomers."""
@@ -223,6 +235,15 @@ class World:
             # What a new size is worth is wanted at once.
             self.channel.send(self.member.heartbeat())
 
+    def share_again(self, cursor: Cursor) -> Cursor:
+        """At the beginning of a loop: whoever came in between loops gets the state that the others begin it with."""
+        while self.again and self.group is not None:
+            try:
+                return self._agree(self.group, cursor, self.size, planned=False)
+            except GroupBroken as broken:
+                cursor = self.recover(cursor, broken)
+        return cursor
+
     def end_loop(self, cursor: Cursor, how: str) -> Cursor:
         """Wait until everybody is at the end of the loop."""
         loop = cursor.loop
@@ -257,6 +278,9 @@ class World:
         while True:
             self.check_lease()
             self.member.enter(switch)
+            if not switch.planned:
+                # The time to form it counts from when all are there.
+                self.channel.send(self.member.heartbeat())
             before = self.group
             size_before = self.size
             try:
@@ -293,6 +317,8 @@ class World:
         self._sending = None
         if group.size == 1:
             self.feeders = (0,)
+            if self._early:
+                self.give_up(Evicted("all who knew what was done between two loops are gone"))
             return cursor if self.member.holds_state else self.restore() or cursor
         counter = Counter(group, self.store.host)
         try:
@@ -302,16 +328,26 @@ class World:
                 counter.close()
 
     def _share_state(self, group: Group, counter: Counter, cursor: Cursor, before: int, planned: bool) -> Cursor:
-        mine = _Card(self.member.holds_state, cursor, before, self.habits.by_hand, counter.card)
+        habits, holds = self.habits, self.member.holds_state and not self._early
+        reply = self.holder.furthest_reply()
+        mine = _Card(holds, cursor, before, habits.by_hand, habits.goes_on, counter.card, reply, self.between)
         everybody = [_Card.read(card) for card in group.all_gather_bytes(json.dumps(mine).encode())]
         if not any(card.holds for card in everybody):
             if group.rank == 0:
                 cursor = self.restore() or cursor
             start = Cursor(*json.loads(self._from_leader(group, json.dumps(cursor))))
             everybody[0] = everybody[0]._replace(holds=True, cursor=start)
+        self._share_replies(group, everybody)
         furthest = max((card.cursor for card in everybody if card.holds), key=lambda c: (c.applied, c))
         sources = [r for r, card in enumerate(everybody) if card.holds and card.cursor.applied == furthest.applied]
-        behind = [rank for rank in range(group.size) if rank not in sources]
+        # Who is in the next loop already has done everything before it.
+        sources = [r for r in sources if not everybody[r].between] or sources
+        self.again = everybody[sources[0]].between and not all(card.holds for card in everybody)
+        self._early = self.again and not holds
+        behind = [
+            rank for rank, card in enumerate(everybody)
+            if not card.holds or card.cursor.applied != furthest.applied
+        ]  # fmt: skip
         overlaps = planned and self.overlap and _may_overlap(everybody, sources)
         self.feeders = tuple(sources if overlaps else range(group.size))
         served = {rank: sources[i % len(sources)] for i, rank in enumerate(behind)}
@@ -319,13 +355,25 @@ class World:
             source = everybody[served[group.rank]]
             self.holder.put(*receive(group, source.counter, self._staging))
             self._staging.clear()
-            self.habits.by_hand = self.habits.by_hand or source.by_hand
+            habits.by_hand = habits.by_hand or source.by_hand
+            habits.goes_on = habits.goes_on or source.goes_on
         elif receivers := list(served.values()).count(group.rank):
             keep = kept_until_step(self.holder) if overlaps else None
             self._sending = Sending(group, counter, receivers, *self.holder.take(furthest), keep)
             if not overlaps:
                 self.finish_sending()
         return furthest
+
+    def _share_replies(self, group: Group, cards: list[_Card]) -> None:
+        """Of an exchange between loops that was cut short some may have the result: then all do."""
+        held = {rank: card.reply for rank, card in enumerate(cards) if card.holds}
+        if len({tuple(reply) for reply in held.values()}) == 1:
+            return
+        teller = max(held, key=lambda rank: held[rank])
+        told = [list(one) for one in self.holder.replies]
+        found = group.all_gather_bytes(pack(told) if group.rank == teller else b"")[teller]
+        if group.rank in held and held[group.rank] != held[teller]:
+            self.holder.put_replies(unpack(found))
 
     def _from_leader(self, group: Group, text: str) -> str:
         return group.all_gather_bytes(text.encode() if group.rank == 0 else b"")[0].decode()

@@ -1,4 +1,7 @@
-"""Trains, and at some place one of its workers loops for ever, or does so until a file is there."""
+"""Trains, and at some place one of its workers loops for ever, or does so until a file is there.
+
+The place: in the body of a step, between two loops, or after the last.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import stretto.torch as stretto
 
-case = {"place": "", "step": 6, "who": "w1", "pause_s": 0.02, **outcome.CASE}
+case = {"place": "", "step": 6, "who": "w1", "pause_s": 0.02, "loops": 1, "breaks": False, **outcome.CASE}
 job = stretto.join()
 model = job.model(outcome.net())
 optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
@@ -25,12 +28,19 @@ def stands_still(place: str) -> None:
             return
 
 
-for batch in job.batches(TensorDataset(outcome.x, outcome.y), size=24, seed=1):
-    loss = F.cross_entropy(model(batch.x), batch.y)
-    if batch.step == case["step"]:
-        stands_still("body")
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    time.sleep(case["pause_s"])
-stands_still("after")
+def train(loop: int) -> None:
+    for batch in job.batches(TensorDataset(outcome.x, outcome.y), size=24, seed=1):
+        loss = F.cross_entropy(model(batch.x), batch.y)
+        if batch.step == case["step"] and loop == 0:
+            stands_still("body")
+            if case["breaks"]:
+                break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        time.sleep(case["pause_s"])
+
+
+for loop in range(case["loops"]):
+    train(loop)
+    stands_still("between" if loop + 1 < case["loops"] else "after")
