@@ -20,9 +20,9 @@ def net(seed: int = 7) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)).double()
 
 
-def order(size: int = 24, epochs: int = 8, seed: int = 0) -> Iterator[list[int]]:
+def order(size: int = 24, epochs: int = 8, seed: int = 0, samples: int = SAMPLES) -> Iterator[list[int]]:
     """The global batches that `job.batches` hands out for these arguments."""
-    batches = Order(Loop(samples=SAMPLES, size=size, epochs=epochs, seed=seed))
+    batches = Order(Loop(samples=samples, size=size, epochs=epochs, seed=seed))
     for step in range(batches.loop.total_steps):
         yield batches.indices(step).tolist()
 

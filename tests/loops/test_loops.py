@@ -6,102 +6,93 @@ again and shrinks; both are compared with a training that knows nothing of Stret
 
 from __future__ import annotations
 
-import importlib
-import os
-import subprocess
-import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import mistakes
 import pytest
 import torch
-from torch import Tensor
+from playing import (
+    HABITS,
+    KINDS,
+    MOST_WORKERS,
+    Habit,
+    by_hand,
+    hurry,
+    results,
+    schedule,
+    started,
+    strike,
+    warm_server,
+)
 
 from stretto.backends.local.forkserver import ForkServer
 from stretto.testing import Harness
-
-HERE = Path(__file__).parent
-RUN = [sys.executable, str(HERE / "run.py")]
-OPTIONS = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 5.0, "formation_s": 10.0}
-HABITS = sorted(path.stem for path in (HERE / "habits").glob("[a-z]*.py"))
-TOLERANCE = 1e-9
+from stretto.testing.harness import EVICTED_CODE
 
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[ForkServer]:
-    with ForkServer(env={**os.environ, "OMP_NUM_THREADS": "1"}, preload=("torch", "stretto.torch")) as server:
-        server.wait_ready()
+    with warm_server() as server:
         yield server
 
 
-def started(folder: Path, warm: ForkServer, name: str, workers: int, **environment: str) -> Harness:
-    folder.mkdir()
-    return Harness(
-        folder / "job", [*RUN, name, str(folder)], workers=workers, min_workers=workers,
-        environment={"OMP_NUM_THREADS": "1", **environment}, options=OPTIONS, warm=warm,
-    )  # fmt: skip
-
-
-def by_hand(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
-    folder.mkdir()
-    return subprocess.run([*RUN, name, str(folder)], capture_output=True, text=True, timeout=120, check=False)
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small nets, two cores, and several processes that train on them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def struck(harness: Harness, folder: Path, sign: str) -> None:
-    """The worker of rank 1 dies there; another one comes in its place."""
-    before, count = set(harness.members()), len(harness.members())
-    (folder / sign).touch()
-    harness.wait(lambda: not (folder / sign).exists() or harness.over, f"a death in the {sign}")
-    harness.wait(lambda: set(harness.members()) < before or harness.over, "the others have noticed")
+    """The second worker dies there; another one comes in its place."""
+    count = len(harness.members())
+    assert strike(harness, folder, sign, harness.members()[1]), harness.describe()
+    resized(harness, count)
+
+
+def resized(harness: Harness, size: int) -> None:
+    harness.want(size)
+    harness.wait(lambda: len(harness.members()) == size or harness.over, f"{size} members")
     assert not harness.over, harness.describe()
-    harness.want(count)
-    harness.wait_members(count)
-
-
-def far(found: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, float]:
-    """What differs, by norm."""
-    assert found.keys() == right.keys()
-    off = {
-        name: float((found[name] - right[name]).double().norm() / (right[name].double().norm() + 1e-30))
-        for name in right
-    }
-    return {name: much for name, much in off.items() if not much <= TOLERANCE}
 
 
 @pytest.mark.parametrize("name", HABITS)
 def test_a_habit_has_the_result_of_plain_pytorch(tmp_path: Path, warm: ForkServer, name: str) -> None:
-    right = importlib.import_module(f"habits.{name}").plain()
-    hand = by_hand(tmp_path / "hand", name)
-    assert hand.returncode == 0, hand.stderr
-    assert not far(torch.load(tmp_path / "hand" / "alone.pt"), right), "by hand"
+    habit = Habit(name)
+    status, text = by_hand(tmp_path / "hand", warm, name)
+    assert status == 0, text
+    assert not habit.far(results(tmp_path / "hand")["alone"]), "by hand"
     folder = tmp_path / "elastic"
     with started(folder, warm, name, 1) as harness:
         harness.wait_applied(2)
-        harness.want(3)
-        harness.wait_members(3)
+        resized(harness, 3)
         struck(harness, folder, "body")
         struck(harness, folder, "sum")
-        harness.want(2)
-        harness.wait_members(2)
+        if habit.exchanges:
+            struck(harness, folder, "exchange")
+        resized(harness, 2)
         assert harness.applied() < 60, "the faults came too late"
-        (folder / "hurry").touch()
+        hurry(folder)
         assert harness.wait_over()["event"] == "done", harness.describe()
-    results = sorted(folder.glob("w*.pt"))
-    assert len(results) == 2, "those who were members at the end write the result"
-    for path in results:
-        assert not far(torch.load(path), right), path.stem
+    found = results(folder)
+    assert len(found) == 2, "those who were members at the end write the result"
+    for worker, result in found.items():
+        assert not habit.far(result), worker
 
 
 @pytest.mark.parametrize("name", [one.__name__ for one in mistakes.REFUSED])
 def test_a_mistake_is_refused_by_hand_and_elastic(tmp_path: Path, warm: ForkServer, name: str) -> None:
     error = mistakes.REFUSED[mistakes.ALL[name]]
-    hand = by_hand(tmp_path / "hand", name)
-    assert hand.returncode == 1
-    assert error in hand.stderr
+    status, text = by_hand(tmp_path / "hand", warm, name)
+    assert status == 1
+    assert error in text
     folder = tmp_path / "elastic"
     with started(folder, warm, name, 2) as harness:
-        (folder / "hurry").touch()
+        hurry(folder)
         end = harness.wait_over()
         assert end["event"] == "failed"
         assert error in end["reason"]
@@ -110,8 +101,8 @@ def test_a_mistake_is_refused_by_hand_and_elastic(tmp_path: Path, warm: ForkServ
 @pytest.mark.parametrize("name", [one.__name__ for one in mistakes.PARTED])
 def test_replicas_that_part_are_found_without_any_other_check(tmp_path: Path, warm: ForkServer, name: str) -> None:
     folder = tmp_path / "elastic"
-    with started(folder, warm, name, 2, CHECKS_OFF="1") as harness:
-        (folder / "hurry").touch()
+    with started(folder, warm, name, 2, WITHOUT="comparing_replicas_alone") as harness:
+        hurry(folder)
         end = harness.wait_over()
         assert end["event"] == "failed", harness.describe()
         assert mistakes.PARTED[mistakes.ALL[name]] in end["reason"]
@@ -123,3 +114,34 @@ def test_nobody_trains_on_after_another_has_ended(tmp_path: Path, warm: ForkServ
         end = harness.wait_over()
         assert end["event"] == "failed"
         assert "ended after 3 loops, that of" in end["reason"]
+
+
+def test_a_step_that_was_lost_as_the_script_left_its_loop_is_done_by_others(tmp_path: Path, warm: ForkServer) -> None:
+    """The first `break` of that habit is in step 37 of the job."""
+    folder, habit = tmp_path / "elastic", Habit("walking")
+    with started(folder, warm, "walking", 2, min_workers=1, PACE_S="0.5") as harness:
+        hurry(folder, 36)
+        harness.wait_applied(36)
+        victim = harness.members()[1]
+        assert strike(harness, folder, "sum", victim), harness.describe()
+        hurry(folder)
+        assert harness.wait_over()["event"] == "done", harness.describe()
+        assert [worker.status for worker in harness.workers].count(EVICTED_CODE) == 1, harness.describe()
+    found = results(folder)
+    assert found
+    for worker, result in found.items():
+        assert not habit.far(result), worker
+
+
+def test_random_schedules_have_everything_and_can_be_played() -> None:
+    """At every size that they come through; see benchmarks/loop_schedules.py."""
+    for seed in range(200):
+        plan = schedule(seed)
+        kinds = Counter(event.kind for event in plan.events)
+        assert all(kinds[kind] >= 2 for kind in KINDS)
+        sizes = [plan.workers, *(event.size for event in plan.events)]
+        assert all(1 <= size <= MOST_WORKERS for size in sizes)
+        for before, event in zip(sizes, plan.events, strict=False):
+            grows, dies = event.kind == "growth", event.kind in ("body", "sum")
+            assert event.size > before if grows else event.size == before - 1 if dies else event.size < before
+    assert len({schedule(seed) for seed in range(200)}) == 200
