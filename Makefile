@@ -35,7 +35,7 @@ demo: $(READY)  ## Two real training jobs that do not fit together, gang beside 
 bench: $(READY)  ## Run every benchmark; STRETTO_DATA=folder adds those that need the public traces
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
-docs: $(READY)  ## Write the tables of policies in README.md and docs/policies.md anew
+docs: $(READY)  ## Write the tables of policies and the examples of the guide into their pages anew
 	$(BIN)/python docs/tables.py
 
 stories: $(READY)  ## Write today's transcripts and decisions into the tests; read the difference before you keep it

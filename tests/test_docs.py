@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -17,28 +18,76 @@ from stretto.sim import readers
 from stretto.sim.generate import Workload
 from stretto.sim.readers import plain
 from stretto.sim.runner import world_names
+from stretto.torch import Job
 
 ROOT = Path(__file__).parent.parent
+GUIDE = (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")
+NOT_FOR_SCRIPTS = (
+    "forget",
+    "exits",
+    "finish",
+    "close",
+    "be_between",
+    "between_key",
+    "recover",
+    "refuse_forks",
+    "uses_late",
+)
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
-def test_tables_of_policies_are_up_to_date() -> None:
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
     spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
     assert spec is not None
     assert spec.loader is not None
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_tables_of_policies_are_up_to_date(tables: ModuleType) -> None:
     for page in tables.PAGES:
         text = page.read_text(encoding="utf-8")
         assert tables.renewed(text) == text, f"{page.name}: run make docs"
         assert all(f"| `{name}` |" in text for name in BUILTIN)
 
 
+def test_every_page_of_the_guide_shows_an_example_as_it_is(tables: ModuleType) -> None:
+    """They are run by tests/torch/test_habits.py."""
+    shown: list[str] = []
+    for page in tables.GUIDE:
+        text = page.read_text(encoding="utf-8")
+        assert tables.renewed(text) == text, f"{page.name}: run make docs"
+        assert tables.examples(text), page.name
+        shown += tables.examples(text)
+        assert f"](torch/{page.name})" in GUIDE, f"docs/torch.md has no link to {page.name}"
+    assert sorted(shown) == sorted(path.name for path in tables.EXAMPLES.glob("*.py"))
+
+
+def test_the_reference_has_every_call_of_a_script() -> None:
+    for name, value in vars(Job).items():
+        if (
+            not name.startswith("_")
+            and name not in NOT_FOR_SCRIPTS
+            and (callable(value) or isinstance(value, property))
+        ):
+            assert f"`job.{name}" in GUIDE, name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+    for link, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
         if not link.startswith("http"):
-            assert (page.parent / link).exists(), link
+            target = page.parent / link if link else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
+
+
+def anchors(page: Path) -> list[str]:
+    """What its headings are called in links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def test_every_setting_is_documented() -> None:
