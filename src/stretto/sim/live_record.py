@@ -90,7 +90,7 @@ class Recorder:
 
 
 def check(path: Path) -> None:
-    """Raises `UsageError` where decisions could not be recorded; touches nothing."""
+    """Raises `UsageError` where decisions could not be recorded; leaves everything as it was."""
     if path.suffix == ".gz":
         # A server that is killed would leave a file that nobody can read to its end.
         text = f"decisions are not compressed while they are recorded: {path}"
@@ -99,8 +99,22 @@ def check(path: Path) -> None:
         raise _cannot(path, f"there is no folder {path.parent}", "make it, or give another file with --record")
     if path.is_dir():
         raise _cannot(path, "it is a folder", "give a file with --record")
+    elsewhere = "give another file with --record, or change who may write there"
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise _cannot(path, "it may not be written", "give another file with --record, or change who may write there")
+        raise _cannot(path, "it may not be written", elsewhere)
+    try:
+        _try_to_open(path)
+    except OSError as error:
+        raise _cannot(path, error.strerror or str(error), elsewhere) from None
+
+
+def _try_to_open(path: Path) -> None:
+    """Some say that they may be written, and cannot be, of those in /proc for instance."""
+    if path.is_file():
+        path.open("ab").close()
+    elif not os.path.lexists(path):
+        path.open("xb").close()
+        path.unlink()
 
 
 def _cannot(path: Path, why: str, hint: str) -> UsageError:
