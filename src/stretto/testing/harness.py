@@ -244,10 +244,27 @@ class Harness:
     def wait_over(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """Until the job is done or has failed, and every worker has ended."""
         self.wait(lambda: self.over, "the end of the job", deadline_s)
-        self.wait(lambda: not any(worker.running for worker in self.workers), "the end of all workers", deadline_s)
+        self.wait(lambda: self._deserted or not self._any_runs, "the end of the coordinator", deadline_s)
+        self._end_strangers()
+        self.wait(lambda: not self._any_runs, "the end of all workers", deadline_s)
         end = self.last("done") or self.last("failed")
         assert end is not None
         return end
+
+    @property
+    def _any_runs(self) -> bool:
+        return any(worker.running for worker in self.workers)
+
+    @property
+    def _deserted(self) -> bool:
+        return self.coordinator is not None and self.coordinator.poll() is not None
+
+    def _end_strangers(self) -> None:
+        """What a backend does with workers that come when the job is over: nobody will answer them."""
+        heard = {event["worker"] for event in self.events if event["event"] == "progress"}
+        for worker in self.workers:
+            if worker.name not in heard and worker.running:
+                worker.kill()
 
     def describe(self) -> str:
         beats = {event["worker"]: event for event in self.events if event["event"] == "progress"}
