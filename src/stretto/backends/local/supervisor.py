@@ -55,6 +55,8 @@ ORDERED = {"terminate": signal.SIGTERM, "kill": signal.SIGUSR2}
 
 TICK_S = 1.0
 """How often it looks for a server, and at the size of the log."""
+_ON_THE_WAY_S = 0.25
+"""How long a shell may take from one program to the next."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -324,12 +326,24 @@ class Supervisor:
     def _ask_to_end(self) -> None:
         """The worker alone: one that saves its state may still need its data loaders. A shell is not what runs: there
         its programs are asked too."""
-        programs = [self.worker]
-        if self.launch.get("shell"):
-            programs += [each.pid for each in containment.processes().values() if each.parent == self.worker]
-        for pid in programs:
+        programs = self._programs() if self.launch.get("shell") else []
+        for pid in (self.worker, *programs) if self.status is None else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
+
+    def _programs(self) -> list[int]:
+        """What the shell runs. One that is just about to run something is given a moment: on the way there it would
+        keep the word to itself, and the program would never hear of it."""
+        deadline_s = time.monotonic() + _ON_THE_WAY_S
+        while True:
+            programs = [each.pid for each in containment.processes().values() if each.parent == self.worker]
+            on_the_way = not programs or _command_line(self.worker) in map(_command_line, programs)
+            if not on_the_way or time.monotonic() > deadline_s:
+                return programs
+            signal.sigtimedwait((signal.SIGCHLD,), 0.005)
+            self._reap()
+            if self.status is not None:
+                return []
 
     def _look_for_server(self, now_s: float) -> None:
         """Nobody there for too long: ask the worker to end, once, and set the time for its killing."""
@@ -384,6 +398,12 @@ class Supervisor:
                 print(f"{EXIT}: {error.strerror}", file=sys.stderr, flush=True)
                 signal.sigtimedwait((WAKE,), TICK_S)
         self.box.remove()
+
+
+def _command_line(pid: int) -> bytes:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+    return b""
 
 
 def is_held(path: str) -> bool:
