@@ -63,6 +63,36 @@ def phases_in_passes(job: Job) -> None:
         second.step()
 
 
+def breaking_off(job: Job) -> None:
+    model, optimizer = _registered(job)
+    for batch in job.batches(DATA, size=24, per_worker=6):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+        if batch.step == 5:
+            break
+
+
+def decaying_in_passes(job: Job) -> None:
+    model, optimizer = _registered(job)
+    for batch in job.batches(DATA, size=24, per_worker=6):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+        if batch.step % 7 == 6:
+            optimizer.param_groups[0]["lr"] *= 0.9
+
+
+def synchronizing_late(job: Job) -> None:
+    model = job.model(nn.Sequential(nn.BatchNorm1d(x.shape[1]), nn.Linear(x.shape[1], 3)).double())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for batch in job.batches(DATA, size=24, per_worker=6):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+
+
 def phases_in_accumulation(job: Job) -> None:
     model, optimizer = _registered(job)
     for batch in job.batches(DATA, size=24, accumulate=2):
@@ -323,6 +353,9 @@ REFUSED = {
     an_odd_part: "a Sequential cannot be part of the state of a job",
     a_new_optimizer_in_the_body: "the optimizer Adam was registered in the body of a loop",
     a_new_layer_in_the_body: "SGD was given a parameter of shape (3, 3) that was made",
+    breaking_off: "the script left its loop by break in step 5, in a pass through the body that is not the last",
+    decaying_in_passes: "step 6: lr of group 0 of SGD changed in a pass through the body that is not the last",
+    synchronizing_late: "SyncBatchNorm in a body that takes several passes for a step",
     thawed_behind_its_back: "a parameter began to require gradients in the middle of the forward pass",
 }
 
@@ -336,6 +369,17 @@ def the_leader_leaves(job: Job) -> None:
             F.cross_entropy(model(batch.x), batch.y).backward()
             optimizer.step()
         if epoch == 2 and job.rank == 0:
+            break
+
+
+def the_leader_breaks(job: Job) -> None:
+    """And the other one weighs its next batch with nobody."""
+    model, optimizer = _registered(job)
+    for batch in job.batches(DATA, size=24, weight=lambda batch: float(len(batch.x))):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+        if batch.step == 5 and job.rank == 0:
             break
 
 
@@ -372,6 +416,27 @@ def a_stranger_in_passes(job: Job) -> None:
         optimizer.step()
 
 
+class Counting(nn.Linear):
+    """It adds up what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__(x.shape[1], 3, dtype=torch.float64)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, given: Tensor) -> Tensor:
+        self.seen += given.detach().sum()
+        return super().forward(given)
+
+
+def a_buffer_of_slices(job: Job) -> None:
+    model = job.model(Counting())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for batch in job.batches(DATA, size=24, per_worker=6):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+
+
 def thawing(job: Job) -> None:
     """Right as it is; wrong if nobody notices that a layer is thawed in the body."""
     model, optimizer = _registered(job)
@@ -388,9 +453,10 @@ PARTED = {
     a_local_decision: "came to differ",
     a_rank_of_its_own: "the workers train different models: 2.bias came to differ",
     thawing: "the workers train different models: 0.weight, 0.bias came to differ between",
+    a_buffer_of_slices: "the workers train different models: seen came to differ between steps 0 and 1",
     a_stranger_in_passes: "came to differ",
     gradients_by_hand: "came to differ",
 }
 """What only the comparison of replicas finds, the other checks being switched off."""
 
-ALL = {one.__name__: one for one in itertools.chain(REFUSED, PARTED, [the_leader_leaves])}
+ALL = {one.__name__: one for one in itertools.chain(REFUSED, PARTED, [the_leader_leaves, the_leader_breaks])}

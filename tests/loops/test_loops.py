@@ -116,6 +116,15 @@ def test_nobody_trains_on_after_another_has_ended(tmp_path: Path, warm: ForkServ
         assert "ended after 3 loops, that of" in end["reason"]
 
 
+def test_nobody_waits_for_one_who_left_the_loop_to_weigh_a_batch(tmp_path: Path, warm: ForkServer) -> None:
+    folder = tmp_path / "elastic"
+    with started(folder, warm, "the_leader_breaks", 2) as harness:
+        hurry(folder)
+        end = harness.wait_over()
+        assert end["event"] == "failed"
+        assert "not all workers left the loop at the same step" in end["reason"]
+
+
 def test_a_step_that_was_lost_as_the_script_left_its_loop_is_done_by_others(tmp_path: Path, warm: ForkServer) -> None:
     """The first `break` of that habit is in step 37 of the job."""
     folder, habit = tmp_path / "elastic", Habit("walking")

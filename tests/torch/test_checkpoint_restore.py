@@ -400,3 +400,12 @@ def test_a_file_that_several_workers_save_to_is_spoilt_meanwhile(tmp_path: Path,
         assert loads(tmp_path / "model.pt") == (by == "leader")
         (tmp_path / "go").touch()
         assert harness.wait_over()["event"] == "done", harness.describe()
+
+
+def test_conjugates_are_numbers_of_their_own() -> None:
+    """Lazily conjugated, they share the memory of what they were made of."""
+    one = torch.tensor([1 + 2j, 3 - 1j])
+    found = assemble(*dismantle({"one": one, "other": one.conj(), "part": one.conj().imag}))
+    assert torch.equal(found["one"], one)
+    assert torch.equal(found["other"], one.conj().resolve_conj())
+    assert torch.equal(found["part"], torch.tensor([-2.0, 1.0]))

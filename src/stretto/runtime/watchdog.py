@@ -37,7 +37,6 @@ _LONGEST_GAP_S = 5.0
 """Between two looks; what is beyond it was slept through."""
 _FRAMES, _STACK_CHARACTERS = 8, 2000
 _OURS = Path(__file__).parent.parent
-_COLLECTIVES = str(_OURS / "torch/groups.py")
 _WAITING = frozenset(
     str(_OURS / name)
     for name in ("torch/groups.py", "torch/world.py", "torch/transfer.py", "torch/rendezvous.py", "runtime/member.py")

@@ -205,6 +205,14 @@ def changed_in_pass(step: int, names: list[str]) -> TrainingError:
     )
 
 
+def broke_off(step: int) -> TrainingError:
+    return TrainingError(
+        f"the script left its loop by break in step {step}, in a pass through the body that is not the last of its "
+        "step: which samples were in it depends on the number of workers, and the step was not done",
+        hint="break `if batch.last:` and your reason, or call job.stop(), which ends the loop after this step",
+    )
+
+
 def ended_inside(step: int, total: int) -> TrainingError:
     return TrainingError(
         f"the script ended inside its loop, at step {step} of {total}",

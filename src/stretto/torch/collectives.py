@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stretto.runtime.member import Evicted
 from stretto.torch import beside
 from stretto.torch.checks import TrainingError
 from stretto.torch.data import Part
@@ -387,6 +388,9 @@ class Collectives:
                         hint="let all workers call the same, equally often and in the same order",
                     )
                 return moved(unpack(known[number].result.numpy().tobytes()), job.device)
+            if job.world is not None and job.size > 1 and job.cursor.loop > key[0]:
+                # It came to an epoch that the others have left meanwhile; one that begins anew comes to theirs.
+                job.world.give_up(Evicted(f"the others are past job.{about}, and its result is not kept any more"))
             group = job.world.group if job.world is not None else None
             if repeated and job.size < size:
                 size = job.size

@@ -29,7 +29,7 @@ class Gate:
     """Open or closed, by the pass through the body and by what became of the gradient."""
 
     def __init__(self) -> None:
-        self.last = True
+        self.first = self.last = True
         self.inside = False
         self.arrived: Callable[[], bool] = lambda: True
         """Whether the gradient of the whole batch is there."""
@@ -50,7 +50,7 @@ class Gate:
 
     def begin(self, first: bool, last: bool) -> None:
         """A pass through the body begins."""
-        self.last, self.inside, self.asked_here = last, True, False
+        self.first, self.last, self.inside, self.asked_here = first, last, True, False
         if first:
             self.steps, self.asked, self.stepped = 0, False, set()
 

@@ -89,6 +89,13 @@ class Pending:
 
     def wait(self) -> None:
         """Return when the result is there (on a GPU: when the current stream will have it), or raise `GroupBroken`."""
+        self._group.waits = True
+        try:
+            self._await()
+        finally:
+            self._group.waits = False
+
+    def _await(self) -> None:
         work, self._work = self._work, None
         alarmed = False
         while True:
@@ -140,6 +147,8 @@ class Group:
         self.backend = "gloo"
         """What carries tensors of this device: `nccl` where every member has a GPU of its own."""
         self.broken: GroupBroken | None = None
+        self.waits = False
+        """Whether this member waits for the others. Of any thread."""
         self._waited = self._exchanged = 0
         """Collectives of this member that are over, here and beside: all members have the same in the same order."""
         self._said = ""

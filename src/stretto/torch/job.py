@@ -40,7 +40,7 @@ from stretto.torch.frozen import Frozen
 from stretto.torch.gate import Gate
 from stretto.torch.groups import GroupBroken
 from stretto.torch.leash import Leash
-from stretto.torch.net import Net, sums
+from stretto.torch.net import Net, Options, sums
 from stretto.torch.phases import Phase, Phases
 from stretto.torch.plan import Plan, TurnPlan
 from stretto.torch.reducer import Reducer, check_dense
@@ -124,6 +124,8 @@ class Job:
         """Parameters that the optimizers have."""
         self._metrics: dict[str, float] = {}
         self._lost_in_break: GroupBroken | None = None
+        self._broke_off = False
+        """Whether the script left its loop between the passes of a step."""
         self._helpers = 0
         """Schedulers and scalers when the batch began."""
         self._net = Net(holder, bitwise=virtual_ranks > 0)
@@ -140,7 +142,9 @@ class Job:
         self._watchdog.waits = self._waits
 
     def _waits(self) -> bool:
-        return self._collectives.waits or (isinstance(self.reducer, Reducer) and self.reducer.awaits_others)
+        group = self.world.group if self.world is not None else None
+        waits = self._collectives.waits or (group is not None and group.waits)
+        return waits or (isinstance(self.reducer, Reducer) and self.reducer.awaits_others)
 
     # Where this worker is.
 
@@ -390,6 +394,7 @@ class Job:
             if there > epoch and first > self._loops:
                 # The last epoch at most: what comes after it is for members.
                 epoch, self._loops = min(there, count - 1), first
+                self._leave_behind(first - 1)
             self._epoch_at = (call, epoch)
             self.holder.forget_replies(call, epoch)
             self._note_epoch(call, epoch)
@@ -509,6 +514,7 @@ class Job:
             if self.rank == 0:
                 self._lead()
             weight = self._begin([part.share for part in parts], plan.batches(step))
+            options = Options(self.holder) if len(parts) > 1 else None
             for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
                 self._feed(number, part, weight, first=i == 0, last=i == len(parts) - 1)
                 batch.last = i == len(parts) - 1
@@ -529,6 +535,8 @@ class Job:
                     raise checks.two_loops()
                 if before:
                     self._check_unchanged(before)
+                if options is not None and (moved := options.moved(last=batch.last)):
+                    raise checks.changed_in_pass(step, moved)
             self.gate.end()
             self._phases.end()
             self._pacer.pause()
@@ -633,6 +641,8 @@ class Job:
         if self.world is None:
             # By hand nothing travels, and yet what could not is said.
             dismantle({name: extra.state_dict() for name, extra in self.holder.extras.items()})
+        for model in self.holder.models:
+            syncnorm.adopt(model, self._collectives)
         self.holder.helpers()
         self.holder.loop = number
         ours = self.holder.parameters()
@@ -930,8 +940,7 @@ class Job:
             self._net.passed()
             return
         try:
-            buffers = self._plan is None or not self._plan.in_passes
-            difference = self._net.compare(self.world.group, self.cursor.applied, buffers=buffers)
+            difference = self._net.compare(self.world.group, self.cursor.applied)
         except GroupBroken:
             # The next sum finds out.
             return
@@ -1075,6 +1084,7 @@ class Job:
 
     def _leave_early(self) -> None:
         """The script left the loop: by `break`, or by an exception; which of them, its next call tells."""
+        self._broke_off = not self.gate.last and (self.gate.asked_here or not self.gate.first)
         self.gate.end()
         reducer = self.reducer
         self._lost_in_break = reducer.failed if reducer is not None else None
@@ -1108,6 +1118,8 @@ class Job:
             # Its batches were taken one by one.
             self._in_body = False
             self._leave_early()
+        if self._broke_off:
+            raise checks.broke_off(self.cursor.step)
         if self._inside:
             self._attempts.put_back(self.holder)
             self._inside = False
@@ -1164,6 +1176,8 @@ class Job:
             # It took its batches one by one, and did not ask for another.
             self._in_body = False
             self._leave_early()
+        if self._broke_off and goes_on:
+            raise checks.broke_off(self.cursor.step)
         self.close(Bye(reason="finished", loops=self._loops))
 
     def close(self, bye: Bye) -> None:

@@ -20,7 +20,7 @@ import platform
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -81,12 +81,11 @@ class Net:
         """A step was applied, and nothing was compared."""
         self._steps += 1
 
-    def compare(self, group: Group, applied: int, *, buffers: bool) -> Difference | None:
-        """Called by all members after the same step. Raises `GroupBroken`. Without buffers where these may depend on
-        how many passes through the body a member had."""
+    def compare(self, group: Group, applied: int) -> Difference | None:
+        """Called by all members after the same step. Raises `GroupBroken`."""
         now_s = self._clock()
         step_s = (now_s - self._began_s) / (self._steps + 1)
-        pieces = list(named(self.holder, self.local, bitwise=self.bitwise, buffers=buffers))
+        pieces = list(named(self.holder, self.local, bitwise=self.bitwise))
         told = [json.loads(one) for one in group.all_gather_bytes(json.dumps([_kind(), checksum(pieces)]).encode())]
         kinds, sums = zip(*told, strict=True)
         names: tuple[str, ...] = ()
@@ -109,17 +108,14 @@ Piece = Tensor | str
 """A tensor, or anything else in words."""
 
 
-def named(
-    holder: Holder, local: dict[int, list[str]], *, bitwise: bool, buffers: bool = True
-) -> Iterator[tuple[str, Piece]]:
+def named(holder: Holder, local: dict[int, list[str]], *, bitwise: bool) -> Iterator[tuple[str, Piece]]:
     """Everything that must agree, with a name for people."""
     names: dict[int, str] = {}
     for m, model in enumerate(holder.models):
         prefix = f"{m}." if len(holder.models) > 1 else ""
         for name, parameter in model.named_parameters():
             names.setdefault(id(parameter), f"{prefix}{name}")
-        saved = _saved_buffers(model, all_of_them=bitwise) if buffers or bitwise else ()
-        for name, value in [*model.named_parameters(), *saved]:
+        for name, value in [*model.named_parameters(), *_saved_buffers(model, all_of_them=bitwise)]:
             if not any(fnmatch.fnmatch(name, pattern) for pattern in local.get(m, ())):
                 yield f"{prefix}{name}", value.detach()
     for optimizer in holder.optimizers:
@@ -155,6 +151,37 @@ def sums(holder: Holder) -> dict[str, int]:
         pieces.append((f"the part {name!r}", words))
         pieces += [(f"the part {name!r}", tensor) for tensor in tensors]
     return _by_name(pieces, checksum)
+
+
+class Options:
+    """What the groups of all optimizers say, from pass to pass of one step. Every pass may set it to what the step is
+    to have; moved on by every pass, it would depend on the number of passes."""
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._found = self._look()
+        self._set: set[tuple[int, int, str]] = set()
+        """What a pass of this step has changed."""
+
+    def moved(self, *, last: bool) -> list[str]:
+        """After a pass: what it changed, and one before it, too. In the last one schedulers step."""
+        before, self._found = self._found, self._look()
+        changed = {place for place, value in self._found.items() if value != before.get(place)}
+        again = sorted(changed & self._set)
+        self._set |= changed
+        return [] if last and self._holder.helpers() else [self._name(*place) for place in again]
+
+    def _look(self) -> dict[tuple[int, int, str], Any]:
+        return {
+            (o, g, key): value.tolist() if isinstance(value, Tensor) else value
+            for o, optimizer in enumerate(self._holder.optimizers)
+            for g, group in enumerate(optimizer.param_groups)
+            for key, value in group.items()
+            if key != "params"
+        }
+
+    def _name(self, optimizer: int, group: int, key: str) -> str:
+        return f"{key} of group {group} of {type(self._holder.optimizers[optimizer]).__name__}"
 
 
 def _saved_buffers(model: nn.Module, *, all_of_them: bool) -> Iterator[tuple[str, Tensor]]:

@@ -265,6 +265,7 @@ def dismantle(value: Any) -> tuple[str, list[Tensor]]:
         if isinstance(part, np.ndarray):
             return {"array": plain(torch.from_numpy(part.copy()))}
         if isinstance(part, Tensor):
+            part = part.resolve_conj().resolve_neg()
             key = (part.data_ptr(), tuple(part.shape), tuple(part.stride()), part.dtype)
             if part.numel() == 0 or key not in seen:
                 seen[key] = len(tensors)
