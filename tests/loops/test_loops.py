@@ -129,6 +129,7 @@ def test_a_step_that_was_lost_as_the_script_left_its_loop_is_done_by_others(tmp_
     """The first `break` of that habit is in step 37 of the job."""
     folder, habit = tmp_path / "elastic", Habit("walking")
     with started(folder, warm, "walking", 2, min_workers=1, PACE_S="0.5") as harness:
+        harness.wait_members(2)
         hurry(folder, 36)
         harness.wait_applied(36)
         victim = harness.members()[1]
