@@ -456,3 +456,21 @@ assert len(late) < 20, late
     assert [status for _, status in results] == [0, 0], results
     one, two = (out.split() for out, _ in results)
     assert not set(one) & set(two)
+
+
+def test_workers_of_one_job_draw_the_same(torch_server: ForkServer, folder: Path) -> None:
+    """What a script makes before it joins must not differ between them; workers that were not forked do so as well."""
+    (folder / "script.py").write_text("""
+import random, numpy, torch
+import stretto.torch
+print(random.random(), numpy.random.rand(), torch.rand(1).item())
+""")
+    (folder / "seeded.py").write_text("import torch; torch.manual_seed(3); import stretto.torch; print(torch.rand(1))")
+    env = {**os.environ, "STRETTO_COORDINATOR": "ws://127.0.0.1:1", "STRETTO_TOKEN": "abc"}
+    command = [PYTHON, "script.py"]
+    one = forked(torch_server, command, folder, env)
+    assert one[1] == 0, one
+    assert one == forked(torch_server, command, folder, env) == plain(command, folder, env)
+    assert one != forked(torch_server, command, folder, {**env, "STRETTO_TOKEN": "abd"})
+    seeded = [PYTHON, "seeded.py"]
+    assert plain(seeded, folder, env) == plain(seeded, folder, dict(os.environ))

@@ -11,9 +11,12 @@ for batch in job.batches(dataset, size=256, epochs=10, seed=0, per_worker=64):
     job.report(loss=loss)
 """
 
+from stretto.torch.chance import begin_script
 from stretto.torch.checks import TrainingError
 from stretto.torch.data import Batch, Turn
 from stretto.torch.job import Job
 from stretto.torch.joining import join
+
+begin_script()
 
 __all__ = ["Batch", "Job", "TrainingError", "Turn", "join"]

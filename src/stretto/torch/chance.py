@@ -1,4 +1,5 @@
-"""Random numbers in a loop's body, which must neither repeat from slice to slice nor depend on a worker's history.
+"""Random numbers: alike on all workers before a script's first loop; in a loop's body neither repeated from slice to
+slice nor dependent on a worker's history.
 
 Before every pass through the body torch's generators are set by the loop's seed, the loop, the step and the position of
 the pass's first row in the global batch: dropout differs between the slices of a batch, and a batch that is done again
@@ -10,6 +11,7 @@ workers and may decide what the body does. After a loop all generators are alike
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import struct
 from collections.abc import Sequence
@@ -19,6 +21,17 @@ import torch
 
 _AFTER = 2**64 - 1
 """Stands for a step when a loop is over."""
+
+
+def begin_script() -> None:
+    """Before a worker draws anything: scripts that seed nothing, neither weights nor data, have the same on all workers
+    of their job. Whoever has seeded already has a small seed."""
+    environment = os.environ
+    if "STRETTO_COORDINATOR" in environment and "STRETTO_TOKEN" in environment and torch.initial_seed() >= 2**32:
+        digest = hashlib.sha256(environment["STRETTO_TOKEN"].encode()).digest()
+        seed = int.from_bytes(digest[:8], "big") >> 2 | 1 << 61
+        _set_shared(seed)
+        torch.default_generator.manual_seed(seed)
 
 
 def seed_of(*numbers: int) -> int:
@@ -53,12 +66,13 @@ def noise(
     shape: Sequence[int],
     dtype: torch.dtype | None = None,
     phase: int = 0,
+    call: int = 0,
 ) -> torch.Tensor:
-    """A row of normal numbers for each sample."""
+    """A row of normal numbers for each sample; `call` counts those of one pass."""
     found = torch.empty((len(indices), *shape), dtype=dtype)
     generator = torch.Generator()
     for row, index in zip(found, indices, strict=True):
-        generator.manual_seed(seed_of(seed, loop, step, index, *_other(phase)))
+        generator.manual_seed(seed_of(seed, loop, step, index, *((phase, call) if call else _other(phase))))
         row.normal_(generator=generator)
     return found
 

@@ -24,6 +24,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -43,6 +44,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Mapping
 from typing import Any, TextIO, cast
 
 PR_SET_PDEATHSIG = 1
@@ -454,16 +456,28 @@ def _forget() -> None:
     change it.
     """
     loaded = cast("dict[str, Any]", sys.modules)
+    seed = _seed_of_job(os.environ)
+    if seed is not None and "random" in loaded:
+        loaded["random"].seed(seed)
     if "numpy.random" in loaded:
-        loaded["numpy.random"].seed()
+        loaded["numpy.random"].seed(None if seed is None else seed & 0xFFFFFFFF)
     if "torch" in loaded:
         # Only the CPU's generator: those of GPUs are made, from a constant, when the GPU is first used.
-        loaded["torch"].default_generator.seed()
+        generator = loaded["torch"].default_generator
+        generator.seed() if seed is None else generator.manual_seed(seed)
     if "multiprocessing.process" in loaded:
         loaded["multiprocessing.process"].current_process().authkey = os.urandom(32)
     if "tempfile" in loaded:
         loaded["tempfile"].tempdir = None
     importlib.invalidate_caches()
+
+
+def _seed_of_job(env: Mapping[str, str]) -> int | None:
+    """What an elastic script draws before its first loop must be alike on all workers, whether it seeds or not: its
+    data, for one. The same number as in `stretto.torch.chance`."""
+    if not ("STRETTO_COORDINATOR" in env and "STRETTO_TOKEN" in env):
+        return None
+    return int.from_bytes(hashlib.sha256(env["STRETTO_TOKEN"].encode()).digest()[:8], "big") >> 2 | 1 << 61
 
 
 def _thread_setters() -> list[Any]:
