@@ -133,9 +133,8 @@ class State:
     loops_done: int = 0
     loops_applied: int = 0
     """Steps applied at the end of the last of them."""
-    epochs: tuple[tuple[int, int], ...] = ()
-    """Where the script counts epochs: which it was in last, and the loop that this began with. Not journalled: whoever
-    does not know goes the long way."""
+    epochs: tuple[tuple[int, ...], ...] = ()
+    """Where the script counts epochs, as in `Heartbeat`. Not journalled: whoever does not know goes the long way."""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     fingerprint_of: str = ""
     failed: str = ""

@@ -67,9 +67,9 @@ class Member:
         """Applied steps of the last checkpoint that it has written; -1: none."""
         self.windows: tuple[Window, ...] = ()
         """The latest, by the monotonic clock; only while it leads its generation."""
-        self.epochs: tuple[tuple[int, int], ...] = ()
+        self.epochs: tuple[tuple[int, ...], ...] = ()
         """As in `Heartbeat`: where its script is."""
-        self.epochs_told: tuple[tuple[int, int], ...] = ()
+        self.epochs_told: tuple[tuple[int, ...], ...] = ()
         """Where the job is."""
         self.welcome: Welcome | None = None
         self.loops_done = 0

@@ -141,8 +141,9 @@ class Heartbeat(Message):
     """Applied steps of the last checkpoint that it has written whole; -1: none."""
     windows: tuple[Window, ...] = ()
     """The latest that it has timed, oldest first; only the leader of a generation tells."""
-    epochs: tuple[tuple[int, int], ...] = ()
-    """Of every count of epochs in its script: the epoch, and the loop that this began with."""
+    epochs: tuple[tuple[int, ...], ...] = ()
+    """Of every count of epochs in its script that is not over: its number, the epoch, the loop that this began with,
+    and how many counts had begun."""
     stuck: tuple[Stuck, ...] = ()
     """One while it makes no steps."""
     waits: bool = False
@@ -190,7 +191,7 @@ class Welcome(Message):
     """Members of that generation."""
     leads: bool = False
     """Whether this worker leads them, or those who wait for the first."""
-    epochs: tuple[tuple[int, int], ...] = ()
+    epochs: tuple[tuple[int, ...], ...] = ()
     """As in `Heartbeat`."""
 
 
@@ -210,7 +211,7 @@ class Switch(Message):
     planned: bool = False
     loops_done: int = 0
     """As in `Welcome`, at the time of this list."""
-    epochs: tuple[tuple[int, int], ...] = ()
+    epochs: tuple[tuple[int, ...], ...] = ()
     ended: tuple[str, ...] = ()
     """Workers whose scripts have come to their end."""
 

@@ -5,28 +5,39 @@ Where it counts epochs, each is taken to have the loops of the one before; the f
 
 from __future__ import annotations
 
+import itertools
+
 
 class Outlook:
     def __init__(self) -> None:
         self._first, self._left = 0, 0
         """The loop that the epoch began with, and how many epochs come after it."""
-        self._before: dict[int, int] = {}
-        """Steps of the loops of the epoch before, by their place in it."""
+        self._counts = False
+        """Whether an epoch is under way."""
+        self._before: list[int] = []
+        """From each place in the epoch before, the steps of the loops from there on."""
         self._steps: dict[int, int] = {}
-        """The same of this one, up to the loop under way."""
+        """Of the loops of this one, up to the loop under way."""
+        self._sum = 0
 
     def epoch(self, first: int, left: int) -> None:
         """An epoch begins with this loop, and so many come after it."""
-        self._first, self._left = first, left
-        self._before, self._steps = self._steps or self._before, {}
+        if self._counts and self._steps:
+            each = [self._steps.get(place, 0) for place in range(max(self._steps) + 1)]
+            self._before = list(itertools.accumulate(reversed(each)))[::-1]
+        self._first, self._left, self._counts = first, left, True
+        self._steps, self._sum = {}, 0
 
     def over(self) -> None:
         """No epoch is left."""
-        self._left, self._before, self._steps = 0, {}, {}
+        self._counts, self._before, self._steps = False, [], {}
 
     def after(self, number: int, steps: int) -> int:
         """Steps to come after this loop, which has so many."""
+        if not self._counts:
+            return 0
         place = number - self._first
+        self._sum += steps - self._steps.get(place, 0)
         self._steps[place] = steps
-        epoch = self._before | self._steps
-        return sum(n for at, n in epoch.items() if at > place) + self._left * sum(epoch.values())
+        rest = self._before[place + 1] if place + 1 < len(self._before) else 0
+        return rest + self._left * (self._sum + rest)
