@@ -40,6 +40,7 @@ def checked(
 def test_a_right_script_is_equal(tmp_path: Path, warm: ForkServer) -> None:
     verdict = checked(tmp_path, warm, "right", sizes=(2, 3))
     assert verdict.equal, verdict
+    assert not verdict.forgotten
     assert verdict.rows[-1].faults == {"growth": True, "kill": True, "leave": True}
     assert [row.workers for row in verdict.rows[:-1]] == ["1", "1", "2", "3"]
     assert {row.steps for row in verdict.rows} == {STEPS}
@@ -70,6 +71,13 @@ def test_what_a_script_keeps_to_itself_shows_in_the_disturbed_run(tmp_path: Path
     verdict = checked(tmp_path, warm, "counts")
     assert [row.run for row in verdict.rows[1:] if row.comparison and row.comparison.parting] == [DISTURBED]
     assert any("job.keep" in text for text in verdict.causes)
+
+
+def test_what_only_the_end_of_a_script_uses_is_named(tmp_path: Path, warm: ForkServer) -> None:
+    """An average that is not registered: the training is right, and what is made of it is not."""
+    verdict = checked(tmp_path, warm, "shadow")
+    assert verdict.equal
+    assert set(verdict.forgotten) == {"shadow", "slow"}, "slow is its last part"
 
 
 def test_weights_need_no_seed(tmp_path: Path, warm: ForkServer) -> None:

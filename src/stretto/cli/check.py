@@ -96,8 +96,14 @@ def _print(verdict: Verdict) -> None:
     for row in verdict.rows:
         if row.stacks:
             print(f"where the workers of that run were:\n{row.stacks}")
+    if verdict.forgotten:
+        print(
+            f"not the same in a worker that came later: {', '.join(verdict.forgotten)}. What a script holds in "
+            "variables of its own begins anew there; if its result depends on them, register them with job.keep()"
+        )
     if verdict.equal:
-        print("equal: the result does not depend on the number of workers, nor on what happens to them")
+        but = ", as far as the job holds it" if verdict.forgotten else ""
+        print(f"equal{but}: the result does not depend on the number of workers, nor on what happens to them")
 
 
 def _cells(row: Row) -> list[str]:

@@ -63,6 +63,8 @@ class Verdict:
     """What is wrong, or was not tried: empty if all is well."""
     causes: tuple[str, ...]
     notes: tuple[str, ...]
+    forgotten: tuple[str, ...] = ()
+    """Variables of the script that a worker that came later did not have as the others did."""
 
     @property
     def equal(self) -> bool:
@@ -77,6 +79,7 @@ class Verdict:
             "findings": list(self.findings),
             "causes": list(self.causes),
             "notes": list(self.notes),
+            "forgotten": list(self.forgotten),
         }
 
 
@@ -167,8 +170,14 @@ class Check:
             rows, causes = [r if r.run == NUDGED else replace(r, comparison=None) for r in rows], []
         return Verdict(
             script=" ".join(self.command), rows=tuple(rows), findings=tuple(findings), causes=tuple(causes),
-            notes=(*self.notes, *self._remarks()),
+            notes=(*self.notes, *self._remarks()), forgotten=tuple(self._forgotten()),
         )  # fmt: skip
+
+    def _forgotten(self) -> Iterable[str]:
+        undisturbed = [run for name, run in self.runs.items() if name not in (ALONE, DISTURBED)]
+        if DISTURBED not in self.runs or self._own_way():
+            return []
+        return comparing.forgotten(self.runs[ALONE], undisturbed, self.runs[DISTURBED])
 
     def _failures(self) -> Iterable[str]:
         return [f"{row.run}: {row.error}" for row in self.rows if row.error]

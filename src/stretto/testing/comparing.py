@@ -23,6 +23,8 @@ Values = np.ndarray[Any, np.dtype[np.float64]]
 TOLERANCES = {"float64": 1e-9, "complex128": 1e-9, "float32": 1e-4, "complex64": 1e-4}
 """By norm; of all shorter types `HALF`."""
 HALF, EXACT = 1e-2, 1e-12
+OWN_WITHIN = 1e-4
+"""Of variables that are no part of the state: by norm, whatever their type."""
 ROUNDING = 100.0
 """So many times what the yardstick is off may be rounding, too."""
 BLURRED = 0.1
@@ -60,6 +62,8 @@ class Record:
     """Whose random numbers the body took."""
     traits: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, Part] = field(default_factory=dict)
+    own: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Figures of the script's own variables; at the end of a loop, and of the run."""
 
 
 Run = Mapping[int, Sequence[Record]]
@@ -129,6 +133,28 @@ def _record(meta: dict[str, Any], values: Values) -> Record:
         parts[unique] = Part(kind, dtype, count, values[place : place + length])
         place += length
     return Record(**{**meta, "drawn": tuple(meta["drawn"])}, parts=parts)
+
+
+def forgotten(alone: Run, undisturbed: Sequence[Run], disturbed: Run) -> list[str]:
+    """Variables of the script that are alike on all workers as long as nothing happens, and end otherwise in a worker
+    that came later: they are no part of the state that it was given."""
+    step = max((step for step, records in alone.items() if records[0].own), default=0)
+    if not all(step in run for run in (alone, disturbed, *undisturbed)):
+        return []
+    expected = alone[step][0].own
+    return [
+        name
+        for name, figures in expected.items()
+        if all(_alike(figures, record.own.get(name)) for run in undisturbed for record in run[step])
+        and not all(_alike(figures, record.own.get(name)) for record in disturbed[step])
+    ]
+
+
+def _alike(figures: Sequence[float], others: Sequence[float] | None) -> bool:
+    if others is None or figures[0] != others[0]:
+        return False
+    size = max(abs(figures[-1]), abs(others[-1]))
+    return all(abs(one - other) <= OWN_WITHIN * size for one, other in zip(figures, others, strict=True))
 
 
 def compare(reference: Run, other: Run, yardstick: Run) -> Comparison:

@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stretto.torch import variables
 from stretto.torch.checkpoints import read_file, write_file
 from stretto.torch.state import Holder
 
@@ -105,7 +106,7 @@ class Recorder:
         plan = job._plan
         last = job.cursor.over or (plan is not None and job.cursor.step >= plan.loop.total_steps)
         if applied <= _FIRST or applied % self.every == 0 or applied >= self.steps or last or applied in self.holds:
-            self._write(job, drawn)
+            self._write(job, drawn, ends=bool(last) or applied >= self.steps)
         self._over |= applied >= self.steps
         if applied in self.holds:
             self._hold(applied)
@@ -125,7 +126,7 @@ class Recorder:
         after = job.holder.parameters()
         self._own_start = any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
-    def _write(self, job: Job, drawn: list[str]) -> None:
+    def _write(self, job: Job, drawn: list[str], *, ends: bool = False) -> None:
         parts = list(_parts(job.holder))
         folded = [self.digest.of(tensor) for _, _, tensor in parts]
         meta = {
@@ -138,6 +139,7 @@ class Recorder:
             "own_start": self._own_start,
             "drawn": drawn,
             "traits": _traits(job.holder),
+            "own": variables.own(job) if ends else {},
             "parts": [
                 [name, kind, str(tensor.dtype).removeprefix("torch."), tensor.numel(), len(values)]
                 for (name, kind, tensor), values in zip(parts, folded, strict=True)

@@ -33,7 +33,7 @@ def main(habit: str, epochs: int) -> None:
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.05)
     if habit == "never trains":
         return
-    calls = 0
+    calls, shadow = 0, [parameter.detach().clone() for parameter in model.parameters()]
     for _ in job.epochs(epochs):
         for batch in job.batches(TensorDataset(x, y), size=24, seed=0):
             loss = F.mse_loss(model(batch.x), batch.y)
@@ -53,6 +53,9 @@ def main(habit: str, epochs: int) -> None:
             optimizer.step()
             if habit == "plateau":
                 plateau.step(loss.item())
+            if habit == "shadow":
+                for slow, fast in zip(shadow, model.parameters(), strict=True):
+                    slow.lerp_(fast.detach(), 0.1)
         with open("log.txt", "a") as log:
             log.write(f"{job.step}\n")
 
