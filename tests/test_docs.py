@@ -23,7 +23,7 @@ from stretto.torch import Job
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")
 NOT_FOR_SCRIPTS = (
-    "forget",
+    "forget_parent",
     "exits",
     "finish",
     "close",

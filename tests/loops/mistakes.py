@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import os
+import queue
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -329,7 +333,64 @@ def a_new_layer_in_the_body(job: Job) -> None:
         optimizer.step()
 
 
+def gone_through_twice(job: Job) -> None:
+    """As a DataLoader may be."""
+    model, optimizer = _registered(job)
+    loader = job.batches(DATA, size=24)
+    for _ in range(3):
+        for batch in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(batch.x), batch.y).backward()
+            optimizer.step()
+
+
+def a_net_of_its_own(job: Job) -> None:
+    """A learned loss that the job knows nothing of, neither the net nor its optimizer."""
+    model, optimizer = _registered(job)
+    judge = nn.Linear(3, 3).double()
+    other = torch.optim.SGD(judge.parameters(), lr=0.1)
+    for batch in job.batches(DATA, size=24):
+        optimizer.zero_grad()
+        other.zero_grad()
+        F.cross_entropy(judge(model(batch.x)), batch.y).backward()
+        optimizer.step()
+        other.step()
+
+
+def an_average_that_begins_late(job: Job) -> None:
+    """In every pass, but not in the first steps."""
+    model, optimizer = _registered(job)
+    average = job.keep("average", _Average(net(8)))
+    for batch in job.batches(DATA, size=24, per_worker=5, epochs=60):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+        if batch.step >= 5:
+            average.update(model)
+
+
+def another_thread(job: Job) -> None:
+    """It takes the batches, one ahead."""
+    model, optimizer = _registered(job)
+    ready: queue.Queue[Batch | None] = queue.Queue(maxsize=1)
+
+    def take() -> None:
+        for batch in job.batches(DATA, size=24):
+            ready.put(batch)
+        ready.put(None)
+
+    threading.Thread(target=take, daemon=True).start()
+    while (batch := ready.get()) is not None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+
+
 REFUSED = {
+    gone_through_twice: "a loop of batches() or steps() was gone through a second time",
+    a_net_of_its_own: "SGD trains parameters that no model of the job has, from batch to batch",
+    an_average_that_begins_late: "the part 'average' changed in a pass through the body that is not the last",
+    another_thread: "one thread takes batches from the loop, and another one trains on them",
     a_stranger_steps: "SGD steps on parameters of the job, but was not registered",
     gradients_by_hand: "step() was called on gradients that came from no backward pass of this batch",
     a_plain_loop: "SGD was asked to step outside of the job's loops",
@@ -449,7 +510,45 @@ def thawing(job: Job) -> None:
         optimizer.step()
 
 
+def parting_as_it_breaks(job: Job) -> None:
+    """One worker's weights are changed in the very step in which all leave the loop."""
+    model, optimizer = _registered(job)
+    for batch in job.batches(DATA, size=24, epochs=9):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+        if batch.step == 60:
+            if job.rank == 1:
+                model[2].bias.data[3] += 1e-9
+            break
+
+
+class Mean:
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
+
+
+def a_mean_of_slices(job: Job) -> None:
+    """A kept part that each worker fills from its own samples, and that weighs the loss."""
+    model, optimizer = _registered(job)
+    mean = job.keep("mean", Mean())
+    for batch in job.batches(DATA, size=24, epochs=3):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch.x), batch.y)
+        (loss * (1 + mean.value)).backward()
+        optimizer.step()
+        mean.value = 0.9 * mean.value + 0.1 * loss.item()
+
+
 PARTED = {
+    parting_as_it_breaks: "the workers train different models: 2.bias came to differ between steps",
+    a_mean_of_slices: "the workers train different models: the part 'mean' came to differ",
     a_local_decision: "came to differ",
     a_rank_of_its_own: "the workers train different models: 2.bias came to differ",
     thawing: "the workers train different models: 0.weight, 0.bias came to differ between",
@@ -459,4 +558,123 @@ PARTED = {
 }
 """What only the comparison of replicas finds, the other checks being switched off."""
 
-ALL = {one.__name__: one for one in itertools.chain(REFUSED, PARTED, [the_leader_leaves, the_leader_breaks])}
+
+def a_weight_that_grows(job: Job) -> None:
+    """By a variable of the script, which begins anew in a worker that comes later."""
+    model, optimizer = _registered(job)
+    beta = 0.0
+    for batch in job.batches(DATA, size=24, epochs=20):
+        beta = min(1.0, beta + 0.05)
+        optimizer.zero_grad()
+        found = model(batch.x)
+        (F.cross_entropy(found, batch.y) + beta * found.square().mean()).backward()
+        optimizer.step()
+
+
+class Cooling(nn.Module):
+    """It counts how often it was used, for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.heat = net(), 2.0
+
+    def forward(self, given: Tensor) -> Tensor:
+        self.heat = max(0.5, self.heat * 0.95)
+        found: Tensor = self.inner(given) / self.heat
+        return found
+
+
+def a_count_in_the_model(job: Job) -> None:
+    model = job.model(Cooling())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for batch in job.batches(DATA, size=24, epochs=20):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+
+
+def an_own_target(job: Job) -> None:
+    """Copied from the model every twelve steps, and not registered."""
+    model, optimizer = _registered(job)
+    target = copy.deepcopy(model).requires_grad_(False)
+    for batch in job.batches(DATA, size=24, epochs=20):
+        if batch.step % 12 == 1:
+            target.load_state_dict(model.state_dict())
+        optimizer.zero_grad()
+        (F.cross_entropy(model(batch.x), batch.y) + F.mse_loss(model(batch.x), target(batch.x))).backward()
+        optimizer.step()
+
+
+def numbers_of_its_own(job: Job) -> None:
+    """A generator that nobody seeds for each step."""
+    model, optimizer = _registered(job)
+    chance = torch.Generator().manual_seed(3)
+    for batch in job.batches(DATA, size=24, epochs=20):
+        noise = torch.randn(batch.x.shape, generator=chance, dtype=torch.float64)
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x + 0.3 * noise), batch.y).backward()
+        optimizer.step()
+
+
+def one_batch_ahead(job: Job) -> None:
+    """As those do that copy to a GPU meanwhile; and the last one is left out."""
+    model, optimizer = _registered(job)
+    before = None
+    for batch in job.batches(DATA, size=24, epochs=20):
+        if before is not None:
+            optimizer.zero_grad()
+            F.cross_entropy(model(before[0]), before[1]).backward()
+            optimizer.step()
+        before = batch.x, batch.y
+
+
+GROWN = (a_weight_that_grows, a_count_in_the_model, an_own_target, numbers_of_its_own, one_batch_ahead)
+"""Right by hand, and at any size; a worker that comes later does something else."""
+
+
+def as_many_backwards_as_parts(job: Job) -> None:
+    """The samples of a slice in parts of eight, by hand: some workers have one, others two."""
+    model, optimizer = _registered(job)
+    for batch in job.batches(DATA, size=17):
+        optimizer.zero_grad()
+        for some, wanted in zip(batch.x.split(8), batch.y.split(8), strict=True):
+            (F.cross_entropy(model(some), wanted) * (len(some) / len(batch))).backward()
+        optimizer.step()
+
+
+def another_backward_of_one(job: Job) -> None:
+    """In a step in which nothing is compared."""
+    model, optimizer = _registered(job)
+    for batch in job.batches(DATA, size=24, epochs=30):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        if batch.step == 100 and job.rank == 1:
+            (0 * model(batch.x).sum()).backward()
+        optimizer.step()
+
+
+def a_vocabulary_of_a_set(job: Job) -> None:
+    """Words are numbered in the order of a set, which is another one in every process."""
+    model = job.model(nn.EmbeddingBag(20, 3).double())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    words = [f"word {i}" for i in range(20)]
+    numbers = dict(
+        zip(words, torch.randperm(20, generator=torch.Generator().manual_seed(os.getpid())).tolist(), strict=True)
+    )
+    data = torch.tensor([[numbers[words[(i * k) % 20]] for k in range(1, 6)] for i in range(240)])
+    for batch in job.batches(TensorDataset(data, y), size=24):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+
+
+UNLIKE = {
+    as_many_backwards_as_parts: "the workers wait for each other in different exchanges",
+    another_backward_of_one: "some workers called backward() more often than others",
+    a_vocabulary_of_a_set: "the workers of the job differ in loop 0",
+}
+"""What several workers cannot do, and one can."""
+
+ALL = {
+    one.__name__: one for one in itertools.chain(REFUSED, PARTED, GROWN, UNLIKE, [the_leader_leaves, the_leader_breaks])
+}

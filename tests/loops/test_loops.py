@@ -98,6 +98,31 @@ def test_a_mistake_is_refused_by_hand_and_elastic(tmp_path: Path, warm: ForkServ
         assert error in end["reason"]
 
 
+@pytest.mark.parametrize("name", [one.__name__ for one in mistakes.GROWN])
+def test_a_worker_that_comes_later_shows_that_it_does_the_same(tmp_path: Path, warm: ForkServer, name: str) -> None:
+    """Or the job ends: by hand there is nothing wrong."""
+    status, text = by_hand(tmp_path / "hand", warm, name)
+    assert status == 0, text
+    folder = tmp_path / "elastic"
+    with started(folder, warm, name, 1) as harness:
+        hurry(folder, 20)
+        harness.wait_applied(20)
+        harness.want(2)
+        end = harness.wait_over()
+        assert end["event"] == "failed", harness.describe()
+        assert "which came later, finds other gradients than w0 for the same samples" in end["reason"]
+
+
+@pytest.mark.parametrize("name", [one.__name__ for one in mistakes.UNLIKE])
+def test_what_workers_do_unlike_is_refused(tmp_path: Path, warm: ForkServer, name: str) -> None:
+    folder = tmp_path / "elastic"
+    with started(folder, warm, name, 2) as harness:
+        hurry(folder)
+        end = harness.wait_over()
+        assert end["event"] == "failed", harness.describe()
+        assert mistakes.UNLIKE[mistakes.ALL[name]] in end["reason"]
+
+
 @pytest.mark.parametrize("name", [one.__name__ for one in mistakes.PARTED])
 def test_replicas_that_part_are_found_without_any_other_check(tmp_path: Path, warm: ForkServer, name: str) -> None:
     folder = tmp_path / "elastic"
@@ -137,6 +162,25 @@ def test_a_step_that_was_lost_as_the_script_left_its_loop_is_done_by_others(tmp_
         hurry(folder)
         assert harness.wait_over()["event"] == "done", harness.describe()
         assert [worker.status for worker in harness.workers].count(EVICTED_CODE) == 1, harness.describe()
+    found = results(folder)
+    assert found
+    for worker, result in found.items():
+        assert not habit.far(result), worker
+
+
+def test_epochs_of_epochs_go_on_from_a_checkpoint(tmp_path: Path, warm: ForkServer) -> None:
+    """With exchanges between their loops: the results of earlier epochs are not kept, and nobody waits for them."""
+    folder, habit = tmp_path / "elastic", Habit("folds_in_epochs")
+    with started(folder, warm, "folds_in_epochs", 2, STRETTO_CHECKPOINT_S="0.5") as harness:
+        hurry(folder, 30)
+        harness.wait_applied(45)
+        for name in harness.members():
+            harness.worker(name).kill()
+        harness.launch(2)
+        harness.wait(lambda: len(harness.members()) == 2 or harness.over, "others go on")
+        hurry(folder)
+        assert harness.wait_over()["event"] == "done", harness.describe()
+        assert len(harness.workers) <= 8, harness.describe()
     found = results(folder)
     assert found
     for worker, result in found.items():

@@ -188,7 +188,7 @@ def no_loop_yet(one: One, batches: Iterator[Batch]) -> None:
 
 MISTAKES = {
     returns_nothing: "its function returned None, which is how attempt() says that the loop is over",
-    no_function: "the first argument is a generator",
+    no_function: "the first argument is a Batches",
     no_loop: "the loop is a enumerate",
     in_a_body: "this is the body of the loop, or one that has failed",
     in_each_other: "attempt() was called by the function of another attempt",

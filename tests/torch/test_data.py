@@ -252,3 +252,20 @@ def test_steps_of_a_world_of_one(job: stretto.Job) -> None:
     assert (again.seed, job.step) == (turns[0].seed, 4)
     with pytest.raises(ValueError, match="there must be at least 1"):
         job.steps(0)
+
+
+def test_data_is_told_apart_whatever_it_is_made_of() -> None:
+    """By numbers, words and shapes; not by where files are, nor by the last digits."""
+    samples: list[Any] = [
+        torch.ones(3), torch.ones(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.bool), torch.ones(3) * 2j, 7, 7.5,
+        "a word", {"ids": [1, 2], "mask": torch.tensor([True, False])}, (torch.eye(2).to_sparse(), 3), b"bytes", None,
+    ]  # fmt: skip
+
+    def sign(*data: Any) -> int:
+        return Reader(list(data), 0).sign([(0, place) for place in range(len(data))])  # type: ignore[arg-type]
+
+    assert sign(*samples) == sign(*samples)
+    assert sign([1, 2]) != sign([2, 1])
+    assert sign(torch.ones(3)) != sign(torch.ones(3) * 1.1)
+    assert sign(torch.ones(3)) == sign(torch.ones(3) * (1 + 1e-7))
+    assert sign("/here/one.png") == sign("/there/one.png")

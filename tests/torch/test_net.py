@@ -96,6 +96,41 @@ def test_words_that_change_places_are_found() -> None:
     assert checksum([("x", tensor)]) != checksum([("x", moved)])
 
 
+def signs(tensor: torch.Tensor) -> None:
+    tensor[3, 5] *= -1
+    tensor[8, 700] *= -1
+
+
+def rows(tensor: torch.Tensor) -> None:
+    tensor[[7, 41]] = tensor[[41, 7]]
+
+
+@pytest.mark.parametrize("width", [1023, 1024])
+@pytest.mark.parametrize("change", [torch.Tensor.neg_, signs, rows, lambda tensor: tensor[10:20].neg_()])
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_changes_highest_bits_or_whole_rows_is_found(
+    kind: torch.dtype, change: Callable[[torch.Tensor], object], width: int
+) -> None:
+    """Of numbers that are added up modulo a power of two an even number of signs would not be seen."""
+    tensor = torch.randn(66, width, generator=torch.Generator().manual_seed(1)).to(kind)
+    changed = tensor.clone()
+    change(changed)
+    assert not torch.equal(tensor, changed)
+    assert checksum([("x", tensor)]) != checksum([("x", changed)])
+
+
+@pytest.mark.parametrize("length", [1, 1022, 1023, 4095, 4096, 40_000])
+def test_every_bit_of_some_words_is_found(length: int) -> None:
+    tensor = torch.randn(length, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    before = checksum([("x", tensor)])
+    for place in {0, length // 3, length // 2, length - 1}:
+        for bit in range(64):
+            tensor.view(torch.int64)[place] ^= 1 << bit if bit < 63 else -(1 << 63)
+            assert checksum([("x", tensor)]) != before
+            tensor.view(torch.int64)[place] ^= 1 << bit if bit < 63 else -(1 << 63)
+    assert checksum([("x", tensor)]) == before
+
+
 def test_statistics_of_a_worker_are_its_own_but_in_bitwise_mode() -> None:
     holder = trained()
     names = [name for name, _ in named(holder, {}, bitwise=False)]

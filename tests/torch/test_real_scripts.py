@@ -129,6 +129,15 @@ def test_loops_that_train_other_parameters(tmp_path: Path, warm: ForkServer, lay
     together(tmp_path, warm, "staged.py", loops, after, layer=layer)
 
 
+def test_what_is_evaluated_between_loops_is_alike_on_all_workers(tmp_path: Path, warm: ForkServer) -> None:
+    """Though the statistics of BatchNorm are each worker's own in a loop."""
+    with start(tmp_path, warm, "evaluating.py") as harness:
+        grow_and_kill(harness, 12)
+        assert harness.wait_over()["event"] == "done", harness.describe()
+    one, other = (json.loads(path.read_text()) for path in tmp_path.glob("w*.result"))
+    assert one == other
+
+
 def test_compiled_models(tmp_path: Path, warm: ForkServer) -> None:
     together(tmp_path, warm, "compiled.py", {0: Loop(samples=240, size=24, epochs=20)})
 

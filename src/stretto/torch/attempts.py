@@ -115,9 +115,9 @@ class Attempts:
             driven.close()
 
     def _choose(self, given: Any) -> Loop:
-        chosen: Any = given if given is not None else self._made or self._driven
+        chosen: Any = getattr(given, "generator", given) if given is not None else self._made or self._driven
         if getattr(chosen, "gi_code", None) is not self._code:
-            raise checks.no_attempt("there is no loop" if chosen is None else f"the loop is a {type(chosen).__name__}")
+            raise checks.no_attempt("there is no loop" if chosen is None else f"the loop is a {type(given).__name__}")
         if chosen in self._left:
             raise checks.no_attempt("the loop was left when another one began")
         found: Loop = chosen

@@ -60,7 +60,8 @@ def parameters(holder: Holder) -> None:
                 raise TrainingError(
                     f"{type(optimizer).__name__} has a parameter of shape {tuple(given.shape)} "
                     "that belongs to no model of the job",
-                    hint="register every module with job.model(), and put single parameters into a module",
+                    hint="register every module with job.model(), and put single parameters into a module; where a "
+                    "part of a model was replaced, job.forget(optimizer) before the new one is registered",
                 )
 
 
@@ -78,10 +79,20 @@ def not_registered(optimizer: str) -> TrainingError:
     )
 
 
+def stranger(optimizer: str) -> TrainingError:
+    return TrainingError(
+        f"{optimizer} trains parameters that no model of the job has, from batch to batch: every worker would train "
+        "them on its own samples",
+        hint="register the module with job.model(…) and the optimizer with job.optimizer(…); an optimizer for one "
+        "batch alone (an adversarial example) is to be made in the body",
+    )
+
+
 def step_without_backward(step: int) -> TrainingError:
     return TrainingError(
         f"step {step}: step() was called on gradients that came from no backward pass of this batch",
-        hint="call loss.backward() instead of setting p.grad: it is what adds gradients up over the workers",
+        hint="call loss.backward() instead of setting p.grad, in the same pass through the body as step(): it is what "
+        "adds gradients up over the workers",
     )
 
 
@@ -168,6 +179,34 @@ def step_in_backward(step: int) -> TrainingError:
     )
 
 
+def again() -> TrainingError:
+    return TrainingError(
+        "a loop of batches() or steps() was gone through a second time, and it is over",
+        hint="give batches() the number of epochs, or call it anew in each: "
+        "`for epoch in job.epochs(n): for batch in job.batches(…, seed=epoch):`",
+    )
+
+
+def read_ahead(step: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: one thread takes batches from the loop, and another one trains on them: which batch is under "
+        "way then is a matter of luck",
+        hint="take them in the thread that trains; batches(workers=2) reads ahead in processes of its own, and "
+        "job.attempt(…) is for trainers that read ahead",
+    )
+
+
+def passed_over() -> str:
+    return (
+        "a worker that comes later gets no batches from loops that are over, and next() on such a loop raises "
+        "StopIteration: go through loops with `for batch in …`, or count their epochs with job.epochs(n)"
+    )
+
+
+def not_a_number(name: str, given: object) -> TrainingError:
+    return TrainingError(f"{name}={given!r}", hint=f"give a whole number as {name}")
+
+
 def two_loops() -> TrainingError:
     return TrainingError(
         "two loops of batches() or steps() were gone through at once, and a step belongs to one of them",
@@ -231,6 +270,24 @@ def no_step_in_last_pass(step: int) -> TrainingError:
     )
 
 
+def depends_on_history(newcomer: str, other: str, by: float) -> TrainingError:
+    return TrainingError(
+        f"worker {newcomer}, which came later, finds other gradients than {other} for the same samples (by {by:.1e} of "
+        "their norm): the script relies on something that is not part of the job's state",
+        hint="usual causes: a count or a schedule in a variable of its own (use batch.step, or job.keep(…)); a second "
+        "model that was not given to job.model(); a random generator of its own (use job.noise, or the global ones); "
+        "code that depends on job.rank; data that is not the same on all workers; reading batches ahead (job.attempt)",
+    )
+
+
+def backwards_differ(step: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: some workers called backward() more often than others, and each call is a sum over all of them",
+        hint="call it equally often on all workers, whatever number of samples they have: to put a batch through the "
+        "model in parts, give batches() per_worker=, or add the losses up and call backward() once",
+    )
+
+
 def replicas_differ(names: tuple[str, ...], since: int, applied: int) -> TrainingError:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return TrainingError(
@@ -238,7 +295,8 @@ def replicas_differ(names: tuple[str, ...], since: int, applied: int) -> Trainin
         f"{applied}",
         hint="usual causes: a decision on the loss of this worker's samples alone, or on an evaluation with BatchNorm, "
         "whose statistics are each worker's own; code that depends on job.rank; gradients that did not come from "
-        "backward(); a buffer that depends on the samples (job.model(…, local=[…]))",
+        "backward(); a buffer, or a kept part, that depends on the samples (job.model(…, local=[…]), "
+        "job.keep(…, local=True); or exchange it with job.all_reduce)",
     )
 
 
@@ -246,13 +304,16 @@ def alike(found: Flags, size: int, loop: int, step: int, plan: str) -> None:
     """All members did the same with the last two batches, or they would train different models. `plan`: what this
     member's loop is like."""
     skipped = round(found.skipped)
+    if not found.same_round(size):
+        raise backwards_differ(step)
     if 0 < skipped < size:
         raise went_on_without_backward(step, f"{skipped} of {size} workers")
     if not found.same_sign(size):
         raise TrainingError(
             f"the workers of the job differ in loop {loop}: here it has {plan}",
-            hint="give all workers the same dataset and the same arguments of batches(); a sampler runs on each of "
-            "them, with random, numpy.random and torch seeded by (seed, epoch), and must give all the same order",
+            hint="give all workers the same dataset and the same arguments of batches(): seed what splits or shuffles "
+            "data, and sort what comes from a set or a folder; a sampler runs on each of them, with random, "
+            "numpy.random and torch seeded by (seed, epoch), and must give all the same order",
         )
     if not found.same_steps(size):
         raise TrainingError(

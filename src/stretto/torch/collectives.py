@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stretto.runtime.member import Evicted
 from stretto.torch import beside
 from stretto.torch.checks import TrainingError
 from stretto.torch.data import Part
@@ -33,6 +32,10 @@ LARGE = 1 << 18
 """Bytes: sums of more are added up on the way instead of being gathered by everybody."""
 MOST_BETWEEN = 1 << 20
 """Bytes of a result between loops: it travels with the state."""
+MOST_KEPT = 1 << 26
+"""Of all of them together."""
+_REPLY_BYTES = 1 << 10
+"""That each takes besides."""
 _OPERATIONS = ("sum", "mean", "max", "min")
 
 
@@ -57,7 +60,6 @@ class _Pass(NamedTuple):
     last: bool
     several: bool
     """Whether a step of this loop may take several."""
-    rehearsal: bool
 
 
 class Collectives:
@@ -74,6 +76,7 @@ class Collectives:
         self._between = 0
         """Calls since `_key` is as it is."""
         self._key = (-1, -1, -1)
+        self._kept_bytes = 0
         self.acts = False
         """Something runs that only some workers do, or that is done once a step is applied."""
         self.waits = False
@@ -81,14 +84,12 @@ class Collectives:
 
     # Where the script is.
 
-    def begin(
-        self, part: Part, rows: int, *, first: bool, last: bool, several: bool, phase: int = 0, rehearsal: bool = False
-    ) -> None:
+    def begin(self, part: Part, rows: int, *, first: bool, last: bool, several: bool, phase: int = 0) -> None:
         """A pass through the body, or of a phase, begins; its step has so many samples of all workers together."""
         if first or phase != self._phase:
             self._kept, self._passes, self._phase, self._own = [], 0, phase, 0
         self._own += len(part.indices)
-        self._pass, self._calls = _Pass(part, rows, self._own, last, several, rehearsal), 0
+        self._pass, self._calls = _Pass(part, rows, self._own, last, several), 0
         self._passes += 1
 
     def end(self) -> None:
@@ -109,7 +110,8 @@ class Collectives:
         def contribute() -> bytes:
             return pack(Leaves(self._made(value)).plain())
 
-        return self._numbered(f"all_reduce(…, {operation!r})", contribute, repeated=not callable(value))
+        call = f"all_reduce(…, {operation!r})"
+        return self._numbered(call, contribute, lambda each: _summed(call, operation, each), not callable(value))
 
     def all_gather(self, rows: Any) -> Any:
         """The rows of all workers, in the order of the global batch."""
@@ -118,7 +120,7 @@ class Collectives:
             def contribute() -> bytes:
                 return pack(_rows(self._made(rows)).detach())
 
-            return self._numbered("all_gather(…)", contribute, repeated=not callable(rows))
+            return self._numbered("all_gather(…)", contribute, _together, not callable(rows))
         given = _rows(self._made(rows))
         self._refuse_passes("all_gather")
         if given.requires_grad and torch.is_grad_enabled():
@@ -127,13 +129,13 @@ class Collectives:
         return self.gathered(given.detach())[0]
 
     def broadcast(self, value: Any) -> Any:
-        """What the leader has. A function is called by the leader alone."""
+        """What the leader has. A function is called by the leader; by others only where nothing counts."""
 
         def contribute() -> bytes:
-            return pack(self._made(value)) if self._job.rank == 0 else b""
+            return pack(self._made(value)) if self._job.rank == 0 or self._on_its_way() else b""
 
         if not self._inside("broadcast"):
-            return self._numbered("broadcast(…)", contribute, repeated=not callable(value))
+            return self._numbered("broadcast(…)", contribute, lambda each: each[0], not callable(value))
         self._refuse_passes("broadcast")
         told = self._in_body("broadcast(…)", contribute)
         given = pack(self._made(value)) if told is None else told[0]
@@ -142,7 +144,7 @@ class Collectives:
     def barrier(self) -> None:
         """Wait for all workers."""
         if not self._inside("barrier"):
-            self._numbered("barrier()", lambda: b"", repeated=False)
+            self._numbered("barrier()", lambda: b"", lambda _: pack(None), False)
             return
         self._refuse_passes("barrier")
         self._in_body("barrier()", lambda: b"")
@@ -263,7 +265,7 @@ class Collectives:
         """Whether nothing of this pass counts: a rehearsal, or one in which a worker was lost."""
         job, now = self._job, self._pass
         lost = job.reducer is not None and job.reducer.failed is not None
-        return now is not None and (now.rehearsal or lost or (job.world is not None and not job.generation))
+        return now is not None and (lost or (job.world is not None and not job.generation))
 
     def _guessed(self, found: list[Tensor], operation: str) -> list[Tensor]:
         """Where nothing counts, a sum of about the size that it would have: bodies rely on it."""
@@ -328,10 +330,10 @@ class Collectives:
         return True
 
     def _group(self) -> Group | None:
-        """Whom a body exchanges with: nobody in a rehearsal, alone, and after a loss."""
+        """Whom a body exchanges with: nobody alone, in a rehearsal (which has no group) and after a loss."""
         job = self._job
         group = job.world.group if job.world is not None else None
-        if self._pass is None or self._pass.rehearsal or group is None or group.size == 1:
+        if self._pass is None or group is None or group.size == 1:
             return None
         return group if job.reducer is not None and job.reducer.failed is None else None
 
@@ -369,8 +371,17 @@ class Collectives:
 
     # Between loops.
 
-    def _numbered(self, call: str, contribute: Callable[[], bytes], *, repeated: bool) -> Any:
-        """The result of a call between loops. `repeated`: what was given cannot be made again for fewer workers."""
+    def _on_its_way(self) -> bool:
+        """Whether the job is in a later epoch, and does not know any more what it agreed on here: until the script is
+        there nothing counts, and nobody else takes part."""
+        job = self._job
+        return job.world is not None and job.cursor.loop > job.between_key()[0]
+
+    def _numbered(
+        self, call: str, contribute: Callable[[], bytes], join: Callable[[list[bytes]], bytes], fixed: bool
+    ) -> Any:
+        """The result of a call between loops, made by `join` of what everybody gave. `fixed`: that cannot be made again
+        for fewer workers."""
         job = self._job
         job.be_between(call)
         key = job.between_key()
@@ -388,11 +399,10 @@ class Collectives:
                         hint="let all workers call the same, equally often and in the same order",
                     )
                 return moved(unpack(known[number].result.numpy().tobytes()), job.device)
-            if job.world is not None and job.size > 1 and job.cursor.loop > key[0]:
-                # It came to an epoch that the others have left meanwhile; one that begins anew comes to theirs.
-                job.world.give_up(Evicted(f"the others are past job.{about}, and its result is not kept any more"))
+            if self._on_its_way():
+                return moved(unpack(join([contribute()])), job.device)
             group = job.world.group if job.world is not None else None
-            if repeated and job.size < size:
+            if fixed and job.size < size:
                 size = job.size
                 print(
                     f"stretto: a worker was lost in job.{call}: it is repeated with what those that are left ({size}) "
@@ -400,11 +410,11 @@ class Collectives:
                     flush=True,
                 )
             if group is None:
-                self._keep(key, about, _result(call, [contribute()]))
+                self._keep(key, about, join([contribute()]))
                 continue
             try:
                 told = self._exchange(group, about, contribute())
-                self._keep(key, about, _result(call, [one.given for one in told]))
+                self._keep(key, about, join([one.given for one in told]))
                 # Nobody goes on, to its end perhaps, before all have it.
                 self._exchange(group, about, b"")
             except GroupBroken as broken:
@@ -427,32 +437,38 @@ class Collectives:
                 f"job.{about} gives {len(result) / 2**20:.1f} MiB",
                 hint="between loops at most 1 MiB: do it in the body of a loop, in pieces",
             )
-        self._job.holder.replies.append(Reply(key, about, torch.frombuffer(bytearray(result), dtype=torch.uint8)))
+        replies = self._job.holder.replies
+        replies.append(Reply(key, about, torch.frombuffer(bytearray(result), dtype=torch.uint8)))
+        self._kept_bytes += len(result) + _REPLY_BYTES
+        if self._kept_bytes > MOST_KEPT:
+            self._kept_bytes = sum(len(one.result) + _REPLY_BYTES for one in replies)
+        if self._kept_bytes > MOST_KEPT:
+            raise TrainingError(
+                f"{len(replies)} results of exchanges between loops take more than {MOST_KEPT >> 20} MiB: all are kept "
+                "for workers that come later",
+                hint="count epochs with `for epoch in job.epochs(n)`: then those of earlier epochs are forgotten",
+            )
 
 
-def _result(call: str, each: list[bytes]) -> bytes:
-    """Of a call between loops, from what everybody gave."""
-    if call.startswith("all_reduce"):
-        operation = call.split("'")[1]
-        values = [Leaves(unpack(given)) for given in each]
-        kinds = {one.kinds for one in values}
-        if len(kinds) > 1:
-            raise _different(call, kinds)
-        found = fold(operation, [Share(0, 1.0, one.tensors) for one in values])
-        return pack(values[0].build(found, mean=operation == "mean"))
-    if call.startswith("all_gather"):
-        rows = [unpack(given) for given in each]
-        kinds = {_rows_of(one) for one in rows}
-        if len(kinds) > 1:
-            raise _different(call, kinds)
-        return pack(torch.cat(rows))
-    return each[0] if call.startswith("broadcast") else pack(None)
+def _summed(call: str, operation: str, each: list[bytes]) -> bytes:
+    values = [Leaves(unpack(given)) for given in each]
+    _check_same(call, [one.kinds for one in values])
+    found = fold(operation, [Share(0, 1.0, one.tensors) for one in values])
+    return pack(values[0].build(found, mean=operation == "mean"))
 
 
-def _different(call: str, kinds: set[str]) -> TrainingError:
-    return TrainingError(
-        f"the workers gave job.{call} different things: {'; '.join(sorted(kinds))}", hint="give it the same shapes"
-    )
+def _together(each: list[bytes]) -> bytes:
+    rows = [unpack(given) for given in each]
+    _check_same("all_gather(…)", [_rows_of(one) for one in rows])
+    return pack(torch.cat(rows))
+
+
+def _check_same(call: str, kinds: list[str]) -> None:
+    if len(set(kinds)) > 1:
+        raise TrainingError(
+            f"the workers gave job.{call} different things: {'; '.join(sorted(set(kinds)))}",
+            hint="give it the same shapes",
+        )
 
 
 def fold(operation: str, shares: list[Share]) -> list[Tensor]:

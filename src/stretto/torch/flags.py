@@ -22,6 +22,9 @@ class Flags(NamedTuple):
     sign_squared: float = 0.0
     compare: float = 0.0
     """The leader wants replicas to be compared after this step."""
+    round: float = 1.0
+    """Which sum of its step this is: a body may have several backward passes."""
+    round_squared: float = 1.0
 
     @classmethod
     def of(cls, *, ahead: int, stop: bool, steps: int, sign: int, compare: bool = False) -> Flags:
@@ -35,6 +38,13 @@ class Flags(NamedTuple):
 
     def same_sign(self, size: int) -> bool:
         return _all_equal(self.sign, self.sign_squared, size)
+
+    def same_round(self, size: int) -> bool:
+        return _all_equal(self.round, self.round_squared, size)
+
+    def in_round(self, number: int) -> Flags:
+        """The same of another sum of the step."""
+        return self._replace(round=number, round_squared=number * number)
 
 
 COUNT = len(Flags._fields)

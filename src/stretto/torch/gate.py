@@ -31,6 +31,8 @@ class Gate:
     def __init__(self) -> None:
         self.first = self.last = True
         self.inside = False
+        self.passes = 0
+        """Through a body, or a phase of it, so far."""
         self.arrived: Callable[[], bool] = lambda: True
         """Whether the gradient of the whole batch is there."""
         self.steps = 0
@@ -51,6 +53,7 @@ class Gate:
     def begin(self, first: bool, last: bool) -> None:
         """A pass through the body begins."""
         self.first, self.last, self.inside, self.asked_here = first, last, True, False
+        self.passes += 1
         if first:
             self.steps, self.asked, self.stepped = 0, False, set()
 
@@ -68,9 +71,9 @@ def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], Non
     step = given.step
 
     def gated_step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
+        gate.wanted()
         if not gate.inside and not gate.waiting():
             raise checks.step_outside(type(given).__name__)
-        gate.wanted()
         gate.asked |= gate.last
         gate.asked_here = True
         if not gate.steps_now:
@@ -94,9 +97,16 @@ def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], Non
     given.step = types.MethodType(gated_step, given)  # type: ignore[method-assign]
 
 
+def let_go(given: torch.optim.Optimizer) -> None:
+    """It is no optimizer of the job any more."""
+    given.__dict__.pop("step", None)
+
+
 def refuse_strangers(holder: Holder, gate: Gate) -> None:
     """Let no optimizer change a model of the job that the job does not know; one that is part of a registered one may,
-    while that steps."""
+    while that steps. Nor may one train anything else from batch to batch: one that is made in the body, and lives in
+    one pass of it (for an adversarial example), may."""
+    met: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 
     def look(given: torch.optim.Optimizer, *_: Any) -> None:
         if gate.stepping or any(given is ours for ours in holder.optimizers):
@@ -104,6 +114,8 @@ def refuse_strangers(holder: Holder, gate: Gate) -> None:
         ours = {id(parameter) for parameter in holder.parameters()}
         if any(id(parameter) in ours for group in given.param_groups for parameter in group["params"]):
             raise checks.not_registered(type(given).__name__)
+        if gate.inside and met.setdefault(given, gate.passes) != gate.passes:
+            raise checks.stranger(type(given).__name__)
 
     register_optimizer_step_pre_hook(look)
 

@@ -53,6 +53,9 @@ _LOOK_UP = datetime.timedelta(milliseconds=50)
 """Gloo may lose the news that a connection has ended (it then waits for a send that nobody will finish): who waits
 looks up this often whether the group is still whole."""
 
+_LOOKS = 20
+"""And at every so many of these, whether the others wait in the same."""
+
 _DOOR_S = 1.0
 """Who waits for the others at the place where all connect once more looks up this often, too."""
 
@@ -72,6 +75,19 @@ class GroupBroken(StrettoError):
         self.cause = cause
         self.missing = missing
         """Ranks that were never heard of, where that is known."""
+
+
+class OutOfStep(StrettoError):
+    """Members wait for each other in collectives that do not belong together: their scripts do different things."""
+
+    code = "out-of-step"
+
+    def __init__(self, doing: str) -> None:
+        super().__init__(
+            f"the workers wait for each other in different exchanges (here: a {doing})",
+            hint="let all workers do the same, whatever their samples are, and call backward() equally often: to put a "
+            "batch through the model in parts, give batches() per_worker=, or add the losses up first",
+        )
 
 
 class Pending:
@@ -152,6 +168,9 @@ class Group:
         self._waited = self._exchanged = 0
         """Collectives of this member that are over, here and beside: all members have the same in the same order."""
         self._said = ""
+        self._doing = ""
+        """The collective that was begun last, in words that are equal on all members."""
+        self._looks = 0
         self._gloo: Any = None
         self._beside: Any = None
         self._nccl: Any = None
@@ -190,20 +209,20 @@ class Group:
 
     def all_reduce(self, tensor: torch.Tensor) -> Pending:
         """Add up over the members, in place."""
-        return self._start(tensor, lambda group: group.allreduce([tensor]))
+        return self._start("sum", tensor, lambda group: group.allreduce([tensor]))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
         """Take over the root's tensor, in place."""
         options = dist.BroadcastOptions()
         options.rootRank = root
-        return self._start(tensor, lambda group: group.broadcast([tensor], options))
+        return self._start("broadcast", tensor, lambda group: group.broadcast([tensor], options))
 
     def all_gather(self, tensor: torch.Tensor) -> tuple[Pending, list[torch.Tensor]]:
         """Every member's tensor, by rank; all of one shape and type. The list is filled when the wait is over."""
         found = [torch.empty_like(tensor) for _ in range(self.size)]
         if self.size == 1:
             found[0].copy_(tensor)
-        return self._start(tensor, lambda group: group.allgather([found], [tensor])), found
+        return self._start("gather", tensor, lambda group: group.allgather([found], [tensor])), found
 
     def all_gather_bytes(self, given: bytes) -> list[bytes]:
         """Every member's bytes, by rank; they may differ in length. For small things."""
@@ -382,19 +401,31 @@ class Group:
         return [rank for rank in range(self.size) if rank != self.rank]
 
     def _say_waiting(self) -> None:
-        """Told once: that this member waits in a sum, in case somebody waits for it elsewhere."""
-        if self._place == self._said or self._visitor is None:
+        """Told once: that this member waits in a sum, in case somebody waits for it elsewhere; and now and then looked
+        at: whether the others wait in the same. Where a script does more on some members than on others, what does not
+        belong together would never end."""
+        if self._visitor is None:
             return
-        self._said = self._place
+        self._visitor.deadline = time.monotonic() + self.link_s
         with contextlib.suppress(OSError):
-            self._visitor.deadline = time.monotonic() + self.link_s
-            self._visitor.put({f"waits/{self.rank}": self._said})
+            if self._place != self._said:
+                self._said, self._looks = self._place, 0
+                doing = f"{self._place} {self._doing}"
+                self._visitor.put({f"waits/{self.rank}": self._place, f"doing/{self.rank}": doing})
+            self._looks += 1
+            if self._looks % _LOOKS:
+                return
+            said = self._visitor.peek([f"doing/{rank}" for rank in self._others()])
+            here = f"{self._place} "
+            if any(other and other.startswith(here) and other != here + self._doing for other in said):
+                raise OutOfStep(self._doing)
 
-    def _start(self, tensor: torch.Tensor, start: Callable[[Any], Any]) -> Pending:
+    def _start(self, kind: str, tensor: torch.Tensor, start: Callable[[Any], Any]) -> Pending:
         if self.broken is not None:
             raise self.broken
         if self.size == 1:
             return Pending(self, _Done(), self._say_waiting, self._wait_over)
+        self._doing = f"{kind} of {tensor.numel()} {tensor.dtype}"
         group = self._nccl if self._nccl is not None and tensor.is_cuda else self._gloo
         if group is None:
             raise self.failure(GroupBroken("not connected"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from stretto.runtime.order import AnyLoop, Turns
 from stretto.runtime.outlook import Outlook
 from stretto.runtime.watchdog import Watchdog
 from stretto.torch import chance, checks, flags, recording, sampling, syncnorm
+from stretto.torch import epochs as epoch_places
 from stretto.torch import gate as gates
 from stretto.torch import plan as plans
 from stretto.torch.attempts import SETTLED, Attempts
@@ -40,9 +42,12 @@ from stretto.torch.frozen import Frozen
 from stretto.torch.gate import Gate
 from stretto.torch.groups import GroupBroken
 from stretto.torch.leash import Leash
-from stretto.torch.net import Net, Options, sums
+from stretto.torch.loops import Batches
+from stretto.torch.net import MOST_STEPS, SHARE, Net, Options, Seldom, kind_of_machine, statistics, sums
+from stretto.torch.packing import pack, unpack
 from stretto.torch.phases import Phase, Phases
 from stretto.torch.plan import Plan, TurnPlan
+from stretto.torch.proof import Proof
 from stretto.torch.reducer import Reducer, check_dense
 from stretto.torch.state import Holder, Stateful, dismantle, has_gradients
 from stretto.torch.undo import Habits, Undo
@@ -76,7 +81,7 @@ class Job:
         self.passes: Passes | None = None
         self._phases = Phases(self, self._begin_pass, self._several_steps)
         self._attempts = Attempts(Job._loop.__code__)
-        self.gate.wanted = self._step_wanted
+        self.gate.wanted = self._step_asked
         self.checkpoints = None
         if folder is not None:
             every_s = float(os.environ.get("STRETTO_CHECKPOINT_S", EVERY_S))
@@ -92,12 +97,16 @@ class Job:
         self._process = os.getpid()
         self._watched = 0
         """Batches of this loop that were watched."""
+        self._looks = Seldom(SHARE, MOST_STEPS, time.perf_counter)
+        """At what changes in passes that are not the last of their step."""
         self._frozen = Frozen(self._thaw)
         self._inside = False
         self._in_body = False
         self._exits_in_body = False
         self._passed = False
         self._reduced: list[int] = []
+        self._thread = 0
+        """That goes through the loop under way."""
         self._to_save: dict[Path, None] = {}
         self._after_step: list[Callable[[], Any]] = []
         self._when_leader: list[Callable[[], Any]] = []
@@ -116,6 +125,8 @@ class Job:
         self._plan: Plan | None = None
         self._fed: Part | None = None
         """What the body has been given."""
+        self._noises = 0
+        """Calls of `noise` in this pass."""
         self._habits = world.habits if world is not None else Habits()
         self._undo = Undo(holder, self._habits)
         self._writes = -1
@@ -129,7 +140,9 @@ class Job:
         self._helpers = 0
         """Schedulers and scalers when the batch began."""
         self._net = Net(holder, bitwise=virtual_ranks > 0)
+        self._proof: Proof | None = None
         self._collectives = Collectives(self)
+        self._fingerprint_at_first: dict[str, str] = {}
         self._loops_behind = 0
         """Loops that the script has left, or passed over."""
         self._epoch_at = (-1, -1)
@@ -138,6 +151,7 @@ class Job:
         self._leash = Leash(device)
         if world is not None:
             world.restore = self._restore
+            world.proves = not virtual_ranks
         self._watchdog = world.member.watchdog if world is not None else Watchdog(time.monotonic)
         self._watchdog.waits = self._waits
 
@@ -173,6 +187,11 @@ class Job:
         return self.world.member.generation if self.world is not None else 0
 
     @property
+    def _passed_over(self) -> bool:
+        """Whether this worker is on its way past loops that the others have left behind."""
+        return self._passed and not self.generation
+
+    @property
     def step(self) -> int:
         """Steps applied so far, over all loops; in what `on_leader` calls, the first step that this leader tells of."""
         return self.cursor.applied - self._steps_owed
@@ -198,13 +217,30 @@ class Job:
         self.holder.optimizers.append(optimizer)
         return optimizer
 
-    def keep(self, name: str, extra: AnyStateful) -> AnyStateful:
-        """Register anything else with a state: it travels to newcomers and into checkpoints, and is rolled back."""
+    def keep(self, name: str, extra: AnyStateful, *, local: bool = False) -> AnyStateful:
+        """Register anything else with a state: it travels to newcomers and into checkpoints, and is rolled back. It
+        must be alike on all workers, unless it is `local`."""
         self._refuse_inside(f"the part {name!r}")
         if name in self.holder.extras:
             raise TrainingError(f"there is a part called {name!r} already", hint="give every part a name of its own")
         self.holder.extras[name] = extra
+        if local:
+            self._net.local_parts.add(name)
         return extra
+
+    def forget(self, part: Module | AnyOptimizer) -> None:
+        """Between loops: a model or an optimizer is not part of the job any more."""
+        self._refuse_inside(f"a {type(part).__name__}")
+        known: list[Any] = self.holder.models if isinstance(part, nn.Module) else self.holder.optimizers
+        place = next((i for i, one in enumerate(known) if one is part), -1)
+        if place < 0:
+            raise TrainingError(f"this {type(part).__name__} is not registered", hint="forget what was registered")
+        del known[place]
+        if isinstance(part, nn.Module):
+            local = self._net.local
+            self._net.local = {i - (i > place): names for i, names in local.items() if i != place}
+        else:
+            gates.let_go(part)
 
     def _refuse_inside(self, what: str) -> None:
         if self._in_body:
@@ -248,7 +284,7 @@ class Job:
         (but once more if the worker dies in that very step)."""
         if not self._in_body:
             act()
-        elif self.gate.steps_now and self._phases.counts:
+        elif self._counts_once():
             self._after_step.append(act)
 
     def once_by_leader(self, act: Callable[..., Any], *given: Any) -> None:
@@ -257,8 +293,12 @@ class Job:
         if not self._in_body:
             if self.leader:
                 act(*given)
-        elif self.gate.steps_now and self._phases.counts:
+        elif self._counts_once():
             self._for_leader.append(lambda: act(*given))
+
+    def _counts_once(self) -> bool:
+        """In the last pass, also where its gradient did not arrive: others may have the step applied."""
+        return (self.gate.last or not self.gate.inside) and self._phases.counts
 
     # What workers exchange.
 
@@ -274,7 +314,8 @@ class Job:
         return self._collectives.all_gather(rows)
 
     def broadcast(self, value: Any) -> Any:
-        """What the leader has: tensors and plain values, or a function, which only the leader calls."""
+        """What the leader has: tensors and plain values, or a function, which the leader calls (and, in a body, others
+        in a batch that counts for nothing)."""
         return self._collectives.broadcast(value)
 
     def barrier(self) -> None:
@@ -319,6 +360,8 @@ class Job:
             self._resume(self.world.recover(self.cursor, cause))
         finally:
             self.world.between = False
+        if not between:
+            self._watch()
 
     def between_key(self) -> tuple[int, int, int]:
         return (self._loops, *self._epoch_at)
@@ -332,6 +375,8 @@ class Job:
             )
         if self.gate.steps:
             self._undo.late.happened = True
+        if self._proof is not None:
+            self._proof.valid = False
 
     def phases(self, batch: Any, *phases: Phase) -> list[Any] | None:
         """In the body: these functions of a batch one after the other, each with a backward pass and a step of its own.
@@ -388,16 +433,18 @@ class Job:
         """`range(count)`, for scripts with something between their loops: a worker that comes later, or goes on from a
         checkpoint, begins with the epoch that the job is in. An epoch may have any number of loops."""
         call, self._epoch_calls = self._epoch_calls, self._epoch_calls + 1
-        epoch = 0
+        epoch = before = 0
         while epoch < count:
-            there, first = self._epoch_of_job(call)
-            if there > epoch and first > self._loops:
+            there = self._epoch_of_job(call)
+            if there is not None and there.epoch > epoch and there.loop > self._loops:
                 # The last epoch at most: what comes after it is for members.
-                epoch, self._loops = min(there, count - 1), first
-                self._leave_behind(first - 1)
+                epoch, self._loops = min(there.epoch, count - 1), there.loop
+                self._epoch_calls = max(self._epoch_calls, there.calls)
+                self._leave_behind(there.loop - 1)
             self._epoch_at = (call, epoch)
-            self.holder.forget_replies(call, epoch)
-            self._note_epoch(call, epoch)
+            self.holder.forget_replies(call, before)
+            before = self._loops
+            self._note_epoch(epoch_places.Place(call, epoch, self._loops, self._epoch_calls))
             chance.begin_epoch(call, epoch, self.device)
             self._outlook.epoch(self._loops, count - epoch - 1)
             yield epoch
@@ -405,24 +452,22 @@ class Job:
         self._epoch_at = (call, count)
         self._outlook.over()
 
-    def _epoch_of_job(self, call: int) -> tuple[int, int]:
-        """The epoch that this call of `epochs` should be in, and the loop that this began with."""
+    def _epoch_of_job(self, call: int) -> epoch_places.Place | None:
+        """Where this call of `epochs` should be."""
         reached, known = self.cursor.loop, self.holder.epochs
         if self.world is not None and not self.generation:
-            told = [list(one) for one in self.world.member.epochs_told]
+            told = epoch_places.read(self.world.member.epochs_told)
             if told > known:
                 reached, known = self.world.member.loops_done, told
-        if call >= len(known) or known[call][1] > reached:
-            return 0, 0
-        return known[call][0], known[call][1]
+        place = epoch_places.find(known, call)
+        return place if place is not None and place.loop <= reached else None
 
-    def _note_epoch(self, call: int, epoch: int) -> None:
-        """For whoever comes later. What was restored and is still ahead stays."""
-        if self.holder.epochs[call : call + 1] < [[epoch, self._loops]]:
-            self.holder.epochs = [*self.holder.epochs[:call], [epoch, self._loops]]
+    def _note_epoch(self, here: epoch_places.Place) -> None:
+        """For whoever comes later."""
+        self.holder.epochs = epoch_places.note(self.holder.epochs, here)
         if self.world is not None:
             with self.world.member.changed:
-                self.world.member.epochs = tuple((at, loop) for at, loop in self.holder.epochs)
+                self.world.member.epochs = tuple(self.holder.epochs)
 
     def batches(
         self,
@@ -441,7 +486,7 @@ class Job:
         collate: Callable[[list[Any]], Any] | None = None,
         accumulate: int = 1,
         weight: Callable[[Batch], float] | None = None,
-    ) -> Iterator[Batch]:
+    ) -> Batches[Batch]:
         """Global batches of `size` samples, of which each worker gets its slice, `per_worker` samples at a time.
 
         They are shuffled, unless `shuffle` is false or a `sampler` gives the order of all samples; each list that a
@@ -449,6 +494,9 @@ class Job:
         With `accumulate` a step is made of so many global batches. With `weight` the loss is a mean over something else
         than samples: it says how much a batch has of it (tokens, for instance).
         """
+        for name, value in (("size", size), ("epochs", epochs), ("seed", seed), ("per_worker", per_worker)):
+            if not isinstance(value, int) and (value is not None or name in ("epochs", "seed")):
+                raise checks.not_a_number(name, value)
         source = sampling.source(
             dataset,
             size=size,
@@ -472,14 +520,14 @@ class Job:
         reader = Reader(source.dataset, seed, **source.reading)
         return self._made(plan, reader)
 
-    def steps(self, count: int, *, seed: int = 0) -> Iterator[Turn]:
+    def steps(self, count: int, *, seed: int = 0) -> Batches[Turn]:
         """A loop of so many steps for scripts that make their own data. Each worker has one of the places of a step,
         and all count alike; what it makes should depend on the step, the place and the number of places alone."""
         loop = Turns(total_steps=count, seed=seed)
         return self._made(TurnPlan(loop, self.virtual_ranks), TurnReader(loop))
 
-    def _made(self, plan: Plan, reader: Reader) -> Iterator[Any]:
-        return self._attempts.made(self._loop(plan, reader))
+    def _made(self, plan: Plan, reader: Reader) -> Batches[Any]:
+        return Batches(plan.loop, self._attempts.made(self._loop(plan, reader)))
 
     def _loop(self, plan: Plan, reader: Reader) -> Generator[Any, None, None]:
         self.refuse_forks()
@@ -499,12 +547,14 @@ class Job:
             self._leave_behind(number)
             chance.end_loop(loop.seed, number, self.device)
             return
+        if self.world is not None:
+            plan.look_at(reader)
         self._inside, how, self._left = True, "end", False
         self._watched = 0
         cut = self._follow(plan, reader)
         while self._goes_on(number, loop):
             step = self.cursor.step
-            parts = plan.parts(step, *self._place())
+            parts = self._parts(plan, step)
             try:
                 parts, batches = self._read(plan, reader, parts)
             except GroupBroken as broken:
@@ -518,8 +568,9 @@ class Job:
             for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
                 self._feed(number, part, weight, first=i == 0, last=i == len(parts) - 1)
                 batch.last = i == len(parts) - 1
-                self._in_body, self._exits_in_body = True, False
-                before = {} if batch.last or self._watched > _WATCHED else sums(self.holder)
+                self._in_body, self._exits_in_body, self._thread = True, False, threading.get_ident()
+                looks = not batch.last and (self._watched <= _WATCHED or (i == 0 and self._looks.due()))
+                before = self._looks.timed(self._sums) if looks else {}
                 try:
                     yield batch
                 except GeneratorExit:
@@ -534,7 +585,7 @@ class Job:
                 if self._loops != number + 1:
                     raise checks.two_loops()
                 if before:
-                    self._check_unchanged(before)
+                    self._check_unchanged(before, self._looks.timed(self._sums))
                 if options is not None and (moved := options.moved(last=batch.last)):
                     raise checks.changed_in_pass(step, moved)
             self.gate.end()
@@ -549,9 +600,9 @@ class Job:
                 break
             if self._attempts.on and self.cursor.step != step and self._goes_on(number, loop):
                 yield from self._between_steps()
-            if (self.rank, self.size, self.cursor.step) != (*cut, step + 1):
+            if (self.rank, self.size, self.cursor.step) != (*cut, step + 1) or self._some_wait():
                 cut = self._follow(plan, reader)
-        self._inside = False
+        self._inside, self._thread = False, 0
         chance.end_loop(loop.seed, number, self.device)
         self._frozen.watch((), self.holder.trained)
         if self.cursor.loop == number:
@@ -567,24 +618,37 @@ class Job:
         if self.world is not None and self._settled is None:
             # The step was applied by others; they have done already what this script does next.
             self._attempts.keep(self.holder, self.cursor)
+        self._watchdog.leave()
         try:
             yield SETTLED
         except GeneratorExit:
             self._leave()
             raise
+        self._watchdog.enter()
         self._attempts.put_back(self.holder)
+        self._save()
         if self._settled is not None:
             self._move_on(*self._settled)
 
-    def _place(self) -> tuple[int, int]:
-        return self.world.place if self.world is not None else (0, 1)
+    def _parts(self, plan: Plan, step: int) -> list[Part]:
+        if self.world is None:
+            return plan.parts(step, 0, 1)
+        place, places = self.world.place
+        if (other := self.world.part_of) >= 0:
+            return [part._replace(counts=False, share=0.0) for part in plan.parts(step, other, places)]
+        return plan.parts(step, place, places)
 
     def _read(self, plan: Plan, reader: Reader, parts: list[Part]) -> tuple[list[Part], Iterable[Any]]:
         """The samples of the parts; with a weight all of them are needed before the first is fed."""
         if plan.weight is None:
             return parts, map(reader.read, parts)
         batches = [reader.read(part) for part in parts]
-        own = [float(plan.weight(batch)) if part.counts else 0.0 for part, batch in zip(parts, batches, strict=True)]
+        try:
+            own = [
+                float(plan.weight(batch)) if part.counts else 0.0 for part, batch in zip(parts, batches, strict=True)
+            ]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TrainingError(f"the weight of a batch is no number: {error}", hint="let weight= return one") from None
         if not all(math.isfinite(amount) and amount >= 0 for amount in own):
             raise TrainingError(f"the weight of a batch is {min(own)}", hint="give a number that is not negative")
         group = self.world.group if self.world is not None else None
@@ -613,9 +677,9 @@ class Job:
                 self.reducer.accumulate(1.0)
             self.gate.begin(first=True, last=False)
             rows = plan.rows(part)
-            self._collectives.begin(part, rows, first=True, last=False, several=plan.in_passes, rehearsal=True)
+            self._collectives.begin(part, rows, first=True, last=False, several=plan.in_passes)
             self._phases.rehearse(part)
-            self._fed, self._in_body = part, True
+            self._fed, self._noises, self._in_body = part, 0, True
             try:
                 yield reader.read(part)
             except GeneratorExit:
@@ -627,7 +691,7 @@ class Job:
                 self._in_body = self._stop_asked = False
                 self._collectives.end()
         self.gate.end()
-        self._take_back()
+        self._take_back(rehearsal=True)
 
     def _comes_late(self, number: int) -> bool:
         """The job runs already, and this worker is about to join it."""
@@ -649,6 +713,12 @@ class Job:
         if any(not given.requires_grad for given in ours if id(given) in self.holder.trained.ids):
             self.holder.trained.put(set())
         self._look_at_parameters()
+        if not self._fingerprint_at_first:
+            # Before any pass: a model may make buffers in its first.
+            self._fingerprint_at_first = {
+                "model": self.holder.fingerprint(),
+                "optimizers": ", ".join(type(given).__name__ for given in self.holder.optimizers),
+            }
         self._undo.enter()
         if self.reducer is None:
             if self.virtual_ranks:
@@ -713,17 +783,12 @@ class Job:
     def _fingerprint(self, number: int) -> dict[str, str]:
         """What is equal on all workers when they come to their first loop. Models may change between loops: whoever
         comes later is shown by the state whether it fits."""
-        if number:
-            return {}
-        return {
-            "model": self.holder.fingerprint(),
-            "optimizers": ", ".join(type(given).__name__ for given in self.holder.optimizers),
-        }
+        return {} if number else self._fingerprint_at_first
 
     def _follow(self, plan: Plan, reader: Reader) -> tuple[int, int]:
         """Read ahead for this place among the members, from this step on."""
         first, rank, size = self.cursor.step, self.rank, self.size
-        begin = plan.parts(first, *self._place()) if plan.loop.has(first) else []
+        begin = self._parts(plan, first) if plan.loop.has(first) else []
         reader.follow(lambda: plan.ahead(begin, first, rank, size))
         return rank, size
 
@@ -743,7 +808,40 @@ class Job:
             self.passes.start(group, self._sent)
         if self.world is not None:
             self._undo.begin(self.cursor, alone=self.size == 1)
+        self._begin_proof()
         return weight
+
+    def _some_wait(self) -> bool:
+        """Whether the next batch is cut for some of the members only."""
+        return self.world is not None and len(self.world.feeders) < self.size
+
+    def _begin_proof(self) -> None:
+        """In the step in which newcomers show that they compute the same."""
+        self._proof = None
+        world = self.world
+        if world is None or not world.proving or recording.compares():
+            return
+        concerned = world.rank in world.unproven or world.rank in world.unproven.values()
+        models = self.holder.models if concerned else []
+        self._proof = Proof(models, self.holder.parameters() if concerned else [])
+        self._proof.valid = not self._net.local_parts and not any(self._net.local.values())
+
+    def _judge_proof(self) -> None:
+        """The step is applied."""
+        proof, self._proof = self._proof, None
+        if proof is None:
+            return
+        proof.end()
+        assert self.world is not None
+        assert self.world.group is not None
+        try:
+            found = proof.compare(self.world.group, self.world.unproven, kind_of_machine())
+        except GroupBroken:
+            # The next sum finds out.
+            return
+        if found is not None:
+            names = self.world.member.members
+            raise checks.depends_on_history(names[found.newcomer], names[found.other], found.by)
 
     def _leave_behind(self, number: int) -> None:
         self._loops_behind = max(self._loops_behind, number + 1)
@@ -760,12 +858,19 @@ class Job:
     def _several_steps(self) -> None:
         self._habits.goes_on = True
 
+    def _step_asked(self) -> None:
+        if self._thread not in (0, threading.get_ident()):
+            raise checks.read_ahead(self.cursor.step)
+        self._step_wanted()
+
     def _step_wanted(self) -> None:
         if self._phases.over:
             raise checks.outside_of_phases(self.cursor.step)
 
     def _backward_begins(self) -> None:
         self._step_wanted()
+        if isinstance(self.reducer, Reducer) and self.reducer.rounds:
+            self.reducer.tell(self._sent.in_round(self.reducer.rounds + 1))
         if self.gate.steps:
             self._several_steps()
         if self._plan is not None and self._plan.in_passes:
@@ -796,7 +901,7 @@ class Job:
             self.passes.begin(part, part.share)
         elif isinstance(self.reducer, Reducer) and not (first and last and share == 1.0):
             (self.reducer.conclude if last else self.reducer.accumulate)(share)
-        self._fed = part
+        self._fed, self._noises = part, 0
         several = self._plan is not None and self._plan.in_passes
         rows = self._plan.rows(part) if self._plan is not None else len(part.indices)
         self._collectives.begin(part, rows, first=first, last=last, several=several, phase=phase)
@@ -812,12 +917,14 @@ class Job:
         return self.cursor.applied - self.cursor.step + steps + self._outlook.after(number, steps)
 
     def noise(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Normal numbers, a row of this shape for each sample of the batch: the same at any number of workers."""
+        """Normal numbers, a row of this shape for each sample of the batch: the same at any number of workers, and
+        others at each call."""
         if not self._in_body or self._fed is None or self._plan is None:
             raise TrainingError("noise() is for the body of a loop", hint="outside of loops use torch.randn")
         part, seed = self._fed, self._plan.loop.seed
         loop, phase = self.cursor.loop, self._phases.number
-        return chance.noise(seed, loop, part.step, part.indices, shape, dtype, phase).to(self.device)
+        call, self._noises = self._noises, self._noises + 1
+        return chance.noise(seed, loop, part.step, part.indices, shape, dtype, phase, call).to(self.device)
 
     def _flags(self) -> Flags:
         return Flags.of(
@@ -845,8 +952,13 @@ class Job:
         self._undo.look()
         if reducer.failed is not None:
             assert world is not None
+            asked, before = (self._after_step, self._for_leader), self.cursor.applied
             self._take_back()
-            self._resume(world.recover(self.cursor, reducer.failed))
+            self.recover(reducer.failed)
+            if self.cursor.applied > before:
+                # Others had the gradient, and have applied the step.
+                self._after_step, self._for_leader = asked
+                self._act()
             return False
         # Alone, too, a stop takes effect one step later: the result must not depend on the number of workers.
         found = self._sent if alone else Flags._make(reducer.flags)
@@ -859,9 +971,12 @@ class Job:
             self.cursor = self.cursor._replace(over=1)
         if not alone and not recording.compares():
             self._compare(found)
+            self._judge_proof()
         self._stopping |= self._stop_asked or recording.settled(self)
         self._stop_asked = False
-        acted, saved = self._act(), self._save()
+        acted = self._act()
+        # What a trainer does between two attempts belongs to its step.
+        saved = not self._attempts.on and self._save()
         plain = not acted and not saved
         if world is None:
             return bool(found.stop)
@@ -889,9 +1004,11 @@ class Job:
             self._suspend(world)
         if world.member.urgent():
             self._resume(world.recover(self.cursor, None))
+            self._watch()
         elif ahead and found.same_ahead(size):
             number = self.generation + ahead // size
             self._resume(world.take_up(ahead // size, self.cursor))
+            self._watch()
             if self.generation == number:
                 # Nobody was lost: who led before has done it.
                 self._owed = []
@@ -947,9 +1064,39 @@ class Job:
         if difference is not None:
             raise checks.replicas_differ(*difference, self.cursor.applied)
 
-    def _check_unchanged(self, before: dict[str, int]) -> None:
+    def _compare_left(self, world: World) -> None:
+        """Whether all members held the same when they left their loop by `break`."""
+        try:
+            found = self._net.compare_left(world.group)
+        except GroupBroken:
+            # Those who are left find out in the next loop.
+            return
+        if found is not None:
+            raise checks.replicas_differ(*found[0], found[1])
+
+    def _share_statistics(self, world: World) -> None:
+        """Between loops all have the leader's: what they evaluate there must not depend on who does it."""
+        group = world.group
+        if group is None or group.size == 1 or self.virtual_ranks:
+            return
+        own = statistics(self.holder, self._net.local)
+        if not own:
+            return
+        try:
+            told = group.all_gather_bytes(pack(own) if group.rank == 0 else b"")[0]
+        except GroupBroken:
+            # Those who are left find out in the next loop.
+            return
+        with torch.no_grad():
+            for buffer, given in zip(own, unpack(told), strict=True):
+                buffer.copy_(given)
+
+    def _sums(self) -> dict[str, int]:
+        return sums(self.holder)
+
+    def _check_unchanged(self, before: dict[str, int], after: dict[str, int]) -> None:
         """By a pass that is not the last of its step."""
-        changed = [name for name, found in sums(self.holder).items() if found != before.get(name)]
+        changed = [name for name, found in after.items() if found != before.get(name)]
         if changed:
             raise checks.changed_in_pass(self.cursor.step, changed)
 
@@ -1044,10 +1191,13 @@ class Job:
             except GroupBroken as broken:
                 self.reducer.fail(broken)
 
-    def _take_back(self) -> None:
+    def _take_back(self, *, rehearsal: bool = False) -> None:
         self._to_save, self._after_step, self._for_leader = {}, [], []
         self._stop_asked = False
-        self._undo.take_back()
+        if self._proof is not None:
+            self._proof.end()
+            self._proof = None
+        self._undo.take_back(keep_new=rehearsal)
         for helper in self.holder.helpers():
             gates.forget_scaling(helper)
 
@@ -1058,7 +1208,6 @@ class Job:
             self._owed = []
         self.cursor = cursor
         self._steps_before = 0
-        self._watch()
 
     def _watch(self) -> None:
         if self.world is not None:
@@ -1072,6 +1221,8 @@ class Job:
         number, generation = self.cursor.loop, self.generation
         if self.world is not None:
             self.cursor = self.world.end_loop(self.cursor, how)
+            self._compare_left(self.world)
+            self._share_statistics(self.world)
         if self.generation != generation:
             self._steps_before = 0
         if self._owed and self.rank == 0:
@@ -1086,6 +1237,9 @@ class Job:
         """The script left the loop: by `break`, or by an exception; which of them, its next call tells."""
         self._broke_off = not self.gate.last and (self.gate.asked_here or not self.gate.first)
         self.gate.end()
+        if self._proof is not None:
+            self._proof.end()
+            self._proof = None
         reducer = self.reducer
         self._lost_in_break = reducer.failed if reducer is not None else None
         if self._lost_in_break is not None:
@@ -1097,6 +1251,8 @@ class Job:
             if self._ledger is not None:
                 self._ledger.applied(loop, step, self.generation)
         if self._lost_in_break is None:
+            if self.size > 1 and not recording.compares():
+                self._net.leave(self.generation, self.cursor.applied)
             self._act()
             self._save()
         self._left = True
@@ -1104,6 +1260,7 @@ class Job:
 
     def _leave(self) -> None:
         """The script goes out of its loop."""
+        self._thread = 0
         self._frozen.watch((), self.holder.trained)
         if self._plan is not None:
             chance.end_loop(self._plan.loop.seed, self.cursor.loop, self.device)
@@ -1120,6 +1277,8 @@ class Job:
             self._leave_early()
         if self._broke_off:
             raise checks.broke_off(self.cursor.step)
+        if not self._in_body:
+            self._save()
         if self._inside:
             self._attempts.put_back(self.holder)
             self._inside = False
@@ -1158,7 +1317,7 @@ class Job:
             member = self.world.member
             self._ledger = Ledger(folder / f"{member.worker}-{member.incarnation}{SUFFIX}", member.worker)
 
-    def forget(self) -> None:
+    def forget_parent(self) -> None:
         """In a child that the script has forked: what it inherited belongs to its parent."""
         if self.world is not None:
             self.world.forget()
@@ -1178,6 +1337,8 @@ class Job:
             self._leave_early()
         if self._broke_off and goes_on:
             raise checks.broke_off(self.cursor.step)
+        if self.world is None:
+            self._save()
         self.close(Bye(reason="finished", loops=self._loops))
 
     def close(self, bye: Bye) -> None:

@@ -20,7 +20,7 @@ from stretto.runtime import address, watchdog
 from stretto.runtime.channel import NoCoordinator
 from stretto.runtime.member import Evicted
 from stretto.runtime.messages import NOTICE, Bye
-from stretto.torch import virtual
+from stretto.torch import checks, virtual
 from stretto.torch.checks import TrainingError
 from stretto.torch.job import Job
 from stretto.torch.state import Holder
@@ -84,6 +84,8 @@ def _end_with_a_word(job: Job) -> None:
     process = os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, StopIteration) and job._passed_over:
+            error.add_note(f"  hint: {checks.passed_over()}")
         before(kind, error, trace)
         failed.set()
         if os.getpid() == process:
@@ -105,7 +107,7 @@ def _end_with_a_word(job: Job) -> None:
     sys.excepthook = hook
     _note_exits(job)
     atexit.register(finish)
-    os.register_at_fork(after_in_child=job.forget)
+    os.register_at_fork(after_in_child=job.forget_parent)
 
 
 def _note_exits(job: Job) -> None:

@@ -1,10 +1,10 @@
 """Are the replicas still the same? Compared bit by bit while they train: no job ends with several models for one.
 
-Parameters, what optimizers and their groups hold, schedulers, the scaler and saved buffers must agree on all members
-after every step. A checksum of them is exchanged now and then: the leader of the moment asks for it, with the flags of
-a step, so often that it takes less than half a percent of the time, at least every 200 steps; after the first step of a
-generation, before a planned switch and at the end of a loop it is always compared. If it differs, all members learn in
-what, and end with an error that names it.
+Parameters, what optimizers and their groups hold, schedulers, the scaler, kept parts and saved buffers must agree on
+all members after every step. A checksum of them is exchanged now and then: the leader of the moment asks for it, with
+the flags of a step, so often that it takes less than half a percent of the time, at least every 200 steps; after the
+first step of a generation, before a planned switch and at the end of a loop it is always compared. If it differs, all
+members learn in what, and end with an error that names it.
 
 Bits are compared on one kind of hardware only. Where members differ in that, lengths of vectors have to agree.
 Statistics of BatchNorm are each worker's own outside of bitwise mode, and so is what the script says
@@ -19,10 +19,9 @@ import math
 import platform
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -40,11 +39,12 @@ WITHIN = 1e-4
 """By norm, between kinds of hardware."""
 _SMALL = 1 << 12
 """Elements: tensors of fewer are put together first."""
-_WIDTH = 1 << 10
-_CPU = torch.device("cpu")
-_ODD = {_CPU: torch.from_numpy(np.random.default_rng(0x5747E770).integers(-(2**62), 2**62, _WIDTH) * 2 + 1)}
-"""By device: where a word stands matters as well as what it is."""
-_OWN = (_NormBase, _SpectralNorm)
+_WIDTH = 1023
+"""Words in a row. Odd, so that a highest bit that changes everywhere changes in the sum of a row."""
+_ROWS = 32
+"""So many are added up at a time, on CPUs: they stay in the cache between the two sums."""
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+OWN = (_NormBase, _SpectralNorm)
 """Modules whose buffers are each worker's own."""
 
 
@@ -57,13 +57,47 @@ class Difference(NamedTuple):
     """Applied steps at the last comparison that found nothing."""
 
 
+class Seldom:
+    """When to do again what takes time: after so many times, or as soon as it took less than a share of the time."""
+
+    def __init__(self, share: float, most: int, clock: Callable[[], float]) -> None:
+        self._share, self._most, self._clock = share, most, clock
+        self._since_s = clock()
+        self._took_s = 0.0
+        self._asked = 0
+
+    def due(self) -> bool:
+        self._asked += 1
+        if self._asked < self._most and self._took_s > self._share * (self._clock() - self._since_s):
+            return False
+        self._asked, self._took_s, self._since_s = 0, 0.0, self._clock()
+        return True
+
+    def timed(self, act: Callable[[], T]) -> T:
+        began_s = self._clock()
+        found = act()
+        self._took_s += self._clock() - began_s
+        return found
+
+
+class _Noted(NamedTuple):
+    """What one member holds."""
+
+    total: int
+    by_name: dict[str, int]
+    lengths: dict[str, float]
+
+
 class Net:
-    """Of one member. `wanted` before a step, `compare` after it wherever all members do."""
+    """Of one member. `wanted` before a step, `compare` after it wherever all members do. Whoever leaves a loop by
+    itself does not know who else does: it notes what it holds, and compares that when all have left."""
 
     def __init__(self, holder: Holder, *, bitwise: bool, clock: Callable[[], float] = time.perf_counter) -> None:
         self.holder, self.bitwise, self._clock = holder, bitwise, clock
         self.local: dict[int, list[str]] = {}
         """By model: names, or patterns of names, of what need not agree."""
+        self.local_parts: set[str] = set()
+        """Names of kept parts that need not."""
         self._generation = 0
         self._period = 1
         self._steps = 0
@@ -72,6 +106,8 @@ class Net:
         self._agreed = 0
         self.stepped = False
         """Whether anybody, as all know, has stepped since the last comparison."""
+        self._left: tuple[int, int, _Noted] | None = None
+        """The generation and the applied steps in which the script left its loop, and what it held."""
 
     def wanted(self, generation: int) -> bool:
         """Whether this member, as the leader, would compare after the next step."""
@@ -85,9 +121,8 @@ class Net:
         """Called by all members after the same step. Raises `GroupBroken`."""
         now_s = self._clock()
         step_s = (now_s - self._began_s) / (self._steps + 1)
-        pieces = list(named(self.holder, self.local, bitwise=self.bitwise))
-        told = [json.loads(one) for one in group.all_gather_bytes(json.dumps([_kind(), checksum(pieces)]).encode())]
-        kinds, sums = zip(*told, strict=True)
+        pieces = self._pieces()
+        kinds, sums = _exchanged(group, checksum(pieces))
         names: tuple[str, ...] = ()
         if len(set(kinds)) > 1:
             names = _different(group, _by_name(pieces, lengths), _close)
@@ -103,13 +138,39 @@ class Net:
         self._steps, self.stepped = 0, False
         return difference
 
+    def _pieces(self) -> list[tuple[str, Piece]]:
+        return list(named(self.holder, self.local, bitwise=self.bitwise, apart=self.local_parts))
+
+    def leave(self, generation: int, applied: int) -> None:
+        """The script leaves its loop."""
+        pieces = self._pieces()
+        noted = _Noted(checksum(pieces), _by_name(pieces, checksum), _by_name(pieces, lengths))
+        self._left = generation, applied, noted
+
+    def compare_left(self, group: Group | None) -> tuple[Difference, int] | None:
+        """Called by all members when all have left their loop; with the applied steps. Raises `GroupBroken`."""
+        left, self._left = self._left, None
+        if left is None or group is None or group.size == 1 or group.generation != left[0]:
+            return None
+        _, applied, noted = left
+        kinds, sums = _exchanged(group, noted.total)
+        names: tuple[str, ...] = ()
+        if len(set(kinds)) > 1:
+            names = _different(group, noted.lengths, _close)
+        elif len(set(sums)) > 1:
+            names = _different(group, noted.by_name, _equal)
+        since, self._agreed = self._agreed, applied
+        return (Difference(names, since), applied) if names else None
+
 
 Piece = Tensor | str
 """A tensor, or anything else in words."""
 
 
-def named(holder: Holder, local: dict[int, list[str]], *, bitwise: bool) -> Iterator[tuple[str, Piece]]:
-    """Everything that must agree, with a name for people."""
+def named(
+    holder: Holder, local: dict[int, list[str]], *, bitwise: bool, apart: Collection[str] = ()
+) -> Iterator[tuple[str, Piece]]:
+    """Everything that must agree, with a name for people; `apart` are kept parts that need not."""
     names: dict[int, str] = {}
     for m, model in enumerate(holder.models):
         prefix = f"{m}." if len(holder.models) > 1 else ""
@@ -134,10 +195,32 @@ def named(holder: Holder, local: dict[int, list[str]], *, bitwise: bool) -> Iter
                     for part in parts:
                         yield f"{key} of {owner} in {kind}", part
     for helper in holder.helpers():
-        words, tensors = dismantle(helper.state_dict())
-        yield type(helper).__name__, words
-        for tensor in tensors:
-            yield type(helper).__name__, tensor
+        yield from _parts(type(helper).__name__, helper.state_dict())
+    yield from _kept(holder, apart)
+
+
+def _kept(holder: Holder, apart: Collection[str] = ()) -> Iterator[tuple[str, Piece]]:
+    for name, extra in holder.extras.items():
+        if name not in apart:
+            yield from _parts(f"the part {name!r}", _without_statistics(extra.state_dict()))
+
+
+def _without_statistics(state: Any) -> Any:
+    """What it has copied of a model with norms is each worker's own, too."""
+    if isinstance(state, Mapping):
+        return {
+            key: _without_statistics(value)
+            for key, value in state.items()
+            if not (isinstance(key, str) and key.rpartition(".")[2] in _STATISTICS)
+        }
+    return [_without_statistics(one) for one in state] if isinstance(state, (list, tuple)) else state
+
+
+def _parts(name: str, state: Any) -> Iterator[tuple[str, Piece]]:
+    words, tensors = dismantle(state)
+    yield name, words
+    for tensor in tensors:
+        yield name, tensor
 
 
 def sums(holder: Holder) -> dict[str, int]:
@@ -146,11 +229,7 @@ def sums(holder: Holder) -> dict[str, int]:
     for m, model in enumerate(holder.models):
         prefix = f"{m}." if len(holder.models) > 1 else ""
         pieces += [(f"{prefix}{name}", parameter.detach()) for name, parameter in model.named_parameters()]
-    for name, extra in holder.extras.items():
-        words, tensors = dismantle(extra.state_dict())
-        pieces.append((f"the part {name!r}", words))
-        pieces += [(f"the part {name!r}", tensor) for tensor in tensors]
-    return _by_name(pieces, checksum)
+    return _by_name([*pieces, *_kept(holder)], checksum)
 
 
 class Options:
@@ -184,10 +263,22 @@ class Options:
         return f"{key} of group {group} of {type(self._holder.optimizers[optimizer]).__name__}"
 
 
+def statistics(holder: Holder, local: dict[int, list[str]]) -> list[Tensor]:
+    """What norms have gathered from the samples of each worker."""
+    return [
+        buffer
+        for m, model in enumerate(holder.models)
+        for path, module in model.named_modules()
+        if isinstance(module, OWN) and not isinstance(module, nn.SyncBatchNorm)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not any(fnmatch.fnmatch(f"{path}.{name}", pattern) for pattern in local.get(m, ()))
+    ]
+
+
 def _saved_buffers(model: nn.Module, *, all_of_them: bool) -> Iterator[tuple[str, Tensor]]:
     """But for the statistics of norms, unless these are alike, too."""
     for path, module in model.named_modules():
-        if isinstance(module, _OWN) and not isinstance(module, nn.SyncBatchNorm) and not all_of_them:
+        if isinstance(module, OWN) and not isinstance(module, nn.SyncBatchNorm) and not all_of_them:
             continue
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
@@ -196,7 +287,7 @@ def _saved_buffers(model: nn.Module, *, all_of_them: bool) -> Iterator[tuple[str
 
 @torch.no_grad()
 def checksum(pieces: list[tuple[str, Piece]]) -> int:
-    """Differs, but for an accident of 1 in 2**64, if a single bit does."""
+    """Differs if a single bit does; where more do, but for an accident."""
     found = 0
     packs: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     sums: dict[torch.device, list[Tensor]] = {}
@@ -221,21 +312,27 @@ def checksum(pieces: list[tuple[str, Piece]]) -> int:
 
 
 def _of_words(value: Tensor) -> Tensor:
-    """A sum of its 64-bit words, each with an odd factor of its place in a row of many."""
+    """Of the sums of its 64-bit words by row and by column, in a table of many columns: what changes few words, or
+    their places, changes some of these sums, and then each of them counts by itself."""
     data = value.contiguous().reshape(-1).view(torch.uint8)
     if data.storage_offset() % 8:
         data = data.clone()
-    odd = _ODD.setdefault(data.device, _ODD[_CPU].to(data.device))
     whole = data.numel() // (8 * _WIDTH) * (8 * _WIDTH)
-    found = torch.zeros((), dtype=torch.int64, device=data.device)
-    if whole:
-        found = (data[:whole].view(torch.int64).view(-1, _WIDTH).sum(0) * odd).sum()
-    if rest := data.numel() - whole:
-        # Few enough to be put into one row of their own.
-        row = torch.zeros(_WIDTH * 8, dtype=torch.uint8, device=data.device)
-        row[:rest] = data[whole:]
-        found = 5 * found + 3 * (row.view(torch.int64) * odd).sum() + rest
-    return found
+    table = data[:whole].view(torch.int64).view(-1, _WIDTH)
+    rest = torch.zeros(_WIDTH * 8, dtype=torch.uint8, device=data.device)
+    rest[: data.numel() - whole] = data[whole:]
+    columns, rows = rest.view(torch.int64).clone(), []
+    for block in torch.split(table, _ROWS) if data.device.type == "cpu" else (table,):
+        columns += block.sum(0)
+        rows.append(block.sum(1))
+    return 3 * _mixed(rest.view(torch.int64)) + 5 * _mixed(columns) + 7 * _mixed(torch.cat(rows)) + data.numel()
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """A sum in which every bit of a word, and its place, changes most bits of what the word adds."""
+    factors = (2 * torch.arange(len(words), device=words.device) + 1) * -0x61C8864680B583EB
+    found = (words ^ (words >> 31)) * factors
+    return ((found ^ (found >> 29)) * -0x40A7B892E31B1A47).sum()
 
 
 def lengths(pieces: list[tuple[str, Piece]]) -> float:
@@ -252,10 +349,17 @@ def _by_name(pieces: list[tuple[str, Piece]], figure: Callable[[list[tuple[str, 
     return {name: figure(some) for name, some in together.items()}
 
 
-def _kind() -> str:
+def kind_of_machine() -> str:
     """What bits depend on besides the numbers."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else torch.backends.cpu.get_cpu_capability()
     return f"{device} {platform.machine()} {torch.get_num_threads()} {torch.__version__}"
+
+
+def _exchanged(group: Group, total: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """By rank: the kind of machine, and the checksum."""
+    own = json.dumps([kind_of_machine(), total]).encode()
+    kinds, sums = zip(*(json.loads(one) for one in group.all_gather_bytes(own)), strict=True)
+    return kinds, sums
 
 
 def _different(group: Group, own: dict[str, T], same: Callable[[T | None, T | None], bool]) -> tuple[str, ...]:

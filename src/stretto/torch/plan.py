@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from stretto.errors import UsageError
 from stretto.runtime.order import AnyLoop, Drawn, Loop, Order, Span, Turns, micro, owned, slice_of
 from stretto.torch import virtual
-from stretto.torch.data import IDLE, Batch, Part
+from stretto.torch.data import IDLE, Batch, Part, Reader
 from stretto.torch.sampling import Source
 
+_LOOKED_AT = 2
+"""Samples."""
 SIGNS = 64
 """Few, because sums of their squares travel in the type of the gradients."""
 
@@ -42,6 +44,8 @@ class Plan:
         self._samples = loop
         self._drawn = ""
         """What the sampler gave in the epoch under way."""
+        self.data = 0
+        """`Reader.sign` of the data."""
         micro(0, 1, per_worker)
 
     @property
@@ -56,7 +60,7 @@ class Plan:
         order = self._drawn if isinstance(loop, Drawn) else f"shuffle {loop.shuffle}"
         return (
             f"{loop.samples} samples, size {self.size}, {loop.epochs} epochs, seed {loop.seed}, "
-            f"accumulate {self.accumulate}, {order}, drop_last {loop.drop_last}"
+            f"accumulate {self.accumulate}, {order}, drop_last {loop.drop_last}, data {self.data:08x}"
         )
 
     def sign(self, step: int) -> int:
@@ -82,6 +86,12 @@ class Plan:
         # The body must run, so that the step is applied here too: with samples that count for nothing.
         start, stop = self._samples.span(step)
         return found or [Part(epoch, step, tuple(samples(step, 0, min(IDLE, stop - start))), False)]
+
+    def look_at(self, reader: Reader) -> None:
+        """A few samples, so that `sign` is another where the data is."""
+        if self.loop.has(0):
+            first = self.order.indices(0)[:_LOOKED_AT].tolist()
+            self.data = reader.sign([(self._samples.epoch(0), index) for index in first])
 
     def rehearsal(self, members: int) -> list[Part]:
         """Passes that count for nothing, with as many samples as a member has later, and with as many as at first."""
@@ -124,6 +134,9 @@ class TurnPlan(Plan):
     def __init__(self, loop: Turns, virtual_ranks: int) -> None:
         self.loop, self.virtual_ranks, self.accumulate, self.weight = loop, virtual_ranks, 1, None
         self.in_passes = virtual_ranks > 0
+
+    def look_at(self, reader: Reader) -> None:
+        """There is no data."""
 
     @property
     def summary(self) -> str:

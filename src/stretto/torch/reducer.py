@@ -105,7 +105,7 @@ class Reducer:
         what becomes of old gradients, and backward passes alone, too.
         """
         self._interrupt()
-        self._flags = [*flags, *[0.0] * (len(self._flags) - len(flags))]
+        self.tell(flags)
         self._group = group if group is not None and group.size > 1 else None
         self._weight = weight if self._group is not None else 1.0
         self._result = self._landed = None
@@ -118,6 +118,10 @@ class Reducer:
             self.rebuilt()
         self._left = [_written(given.grad) for given in self._trained] if watch else []
         self._listen(watch or self._group is not None)
+
+    def tell(self, flags: Sequence[float]) -> None:
+        """What the next sum carries instead."""
+        self._flags = [*flags, *[0.0] * (len(self._flags) - len(flags))]
 
     def accumulate(self, share: float) -> None:
         """The next backward passes only add `share` times their gradient to what is kept aside."""

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stretto.torch import epochs
 from stretto.torch.frozen import Trained
 
 
@@ -55,8 +56,8 @@ class Holder:
         """Schedulers and scalers that belong to the optimizers, found when asked for."""
         self.loop = 0
         """The loop that the script is at."""
-        self.epochs: list[list[int]] = []
-        """Of every call of `Job.epochs`: the epoch it is in, and the loop that this began with."""
+        self.epochs: list[epochs.Place] = []
+        """Of the calls of `Job.epochs`."""
         self.unapplied = False
         """Whether nothing stepped in the last batch."""
         self.carries = False
@@ -90,8 +91,9 @@ class Holder:
         ]
         return f"{len(parts)} tensors, {sum(p.numel() for p in self.parameters()):,} parameters: " + "; ".join(parts)
 
-    def take(self, cursor: Sequence[int]) -> tuple[str, list[Tensor]]:
-        """The whole state as it is: a skeleton, and the tensors themselves (not copies)."""
+    def take(self, cursor: Sequence[int], *, replies: bool = True) -> tuple[str, list[Tensor]]:
+        """The whole state as it is: a skeleton, and the tensors themselves (not copies); without `replies` but for what
+        is agreed on between loops."""
         if self._ahead is not None:
             return self._ahead
         ours = self.parameters()
@@ -103,8 +105,8 @@ class Holder:
             "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
             "requires": [parameter.requires_grad for parameter in ours],
             "groups": [grouping(optimizer, ours) for optimizer in self.optimizers],
-            "epochs": self.epochs,
-            "replies": [list(one) for one in self.replies],
+            "epochs": [list(place) for place in self.epochs],
+            **({"replies": [list(one) for one in self.replies]} if replies else {}),
             "unapplied": self.unapplied,
             "trained": [place for place, given in enumerate(ours) if id(given) in self.trained.ids],
             "gradients": [gradient_of(parameter, carried=self.carries) for parameter in ours],
@@ -120,8 +122,8 @@ class Holder:
             for name in ("requires", "groups", "gradients", "epochs", "unapplied", "trained"):
                 whole.pop(name, None)
             cursor[0] = self.loop
-        else:
-            self.put_replies(whole.get("replies", []))
+        elif "replies" in whole:
+            self.put_replies(whole["replies"])
         if cursor[0] <= self.loop:
             self._ahead = None
             self._load(whole)
@@ -139,12 +141,13 @@ class Holder:
         """The last place with any, and how many there are; compares as the script goes."""
         if not self.replies:
             return []
-        last = self.replies[-1].key
+        last = max(one.key for one in self.replies)
         return [*last, sum(one.key == last for one in self.replies)]
 
-    def forget_replies(self, count: int, epoch: int) -> None:
-        """Whoever comes later begins with this epoch; of the one before somebody may still need the last."""
-        self.replies = [one for one in self.replies if one.key[1] != count or one.key[2] >= epoch - 1]
+    def forget_replies(self, call: int, loop: int) -> None:
+        """A call of `Job.epochs` comes to its next epoch, with which whoever comes later begins. Of the one before,
+        which began with this loop, somebody may still need the last."""
+        self.replies = [one for one in self.replies if one.key[1] < call or one.key[0] >= loop]
 
     def _load(self, whole: dict[str, Any]) -> None:
         helpers = self.helpers()
@@ -152,7 +155,9 @@ class Holder:
             if len(whole[kind]) != len(here):
                 raise StateError(
                     f"the state has {len(whole[kind])} {kind}, this worker {len(here)}: "
-                    "every worker must make the same models, optimizers and schedulers before its first batch"
+                    "every worker must make the same models, optimizers and schedulers before its first batch; one "
+                    "that comes later begins with the epoch that the job is in, so what a script makes "
+                    "`if epoch == n` it does not have: make it before the loop over epochs"
                 )
         with torch.no_grad():
             for model, state in zip(self.models, whole["models"], strict=True):
@@ -166,7 +171,7 @@ class Holder:
         for part, state in zip(self.optimizers, whole["optimizers"], strict=True):
             part.load_state_dict(state)
             _keep_types(part, state)
-        self.epochs, self.unapplied = whole.get("epochs", []), whole.get("unapplied", False)
+        self.epochs, self.unapplied = epochs.read(whole.get("epochs", [])), whole.get("unapplied", False)
         if "trained" in whole:
             self.trained.put({id(ours[place]) for place in whole["trained"] if place < len(ours)})
         left = whole.get("gradients", ())
@@ -239,15 +244,29 @@ def _tensors(model: nn.Module) -> dict[str, Any]:
 
 def _load_model(model: nn.Module, state: dict[str, Any]) -> None:
     there = _tensors(model)
-    if there.keys() != state.keys():
-        different = sorted(there.keys() ^ state.keys())
+    buffers = {
+        f"{path}.{name}" if path else name: module._buffers
+        for path, module in model.named_modules()
+        for name in module._buffers
+    }
+    different = sorted(name for name in there.keys() ^ state.keys() if name not in buffers)
+    if different:
         raise StateError(f"the model of this worker differs from that of the job in {', '.join(different[:5])}")
+    for name, table in buffers.items():
+        # Some appear, or grow, as the model is used.
+        found, told = table[name.rpartition(".")[2]], state.get(name)
+        if isinstance(told, Tensor) and (found is None or found.shape != told.shape):
+            there[name] = table[name.rpartition(".")[2]] = torch.empty_like(told, device=_device_of(model, told))
     for name, tensor in there.items():
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor) or name not in state:
             continue
         if tensor.shape != state[name].shape or tensor.dtype != state[name].dtype:
             raise StateError(f"{name} is {tuple(tensor.shape)} here and {tuple(state[name].shape)} in the job's state")
         tensor.copy_(state[name])
+
+
+def _device_of(model: nn.Module, otherwise: Tensor) -> torch.device:
+    return next(model.parameters(), otherwise).device
 
 
 def dismantle(value: Any) -> tuple[str, list[Tensor]]:

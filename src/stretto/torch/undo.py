@@ -12,7 +12,7 @@ it also changes when that did nothing: so parameters are copied in the moment in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class Habits:
     """What is known of a script; newcomers are told by those who have seen it."""
 
     def __init__(self) -> None:
+        self.late = Late()
         self.by_hand: bool | None = None
         """Whether it changes parameters outside of `step`; None before its first batch."""
         self.carries: bool | None = None
@@ -52,6 +53,15 @@ class Late:
         self.happened = False
         """In the batch under way."""
         self._known: dict[int, bool | None] = {1: None}
+
+    def told(self) -> list[tuple[int, bool]]:
+        """What is known, for those who have seen less."""
+        return [(every, known) for every, known in self._known.items() if known is not None]
+
+    def hear(self, told: Iterable[tuple[int, bool]]) -> None:
+        """What others know."""
+        for every, known in told:
+            self._known[every] = bool(self._known.get(every)) or known
 
     def asks(self, every: int) -> None:
         self._known.setdefault(every, None)
@@ -78,7 +88,7 @@ class Undo:
 
     def __init__(self, holder: Holder, habits: Habits) -> None:
         self.holder, self.habits = holder, habits
-        self.late = Late()
+        self.late = habits.late
         self._whole: tuple[str, list[torch.Tensor]] | None = None
         self._noted: _Noted | None = None
         self._parameters: list[torch.nn.Parameter] = []
@@ -142,8 +152,8 @@ class Undo:
             self._changed |= self._marks != marks(self._parameters)
         self.habits.by_hand = bool(self.habits.by_hand) or self._changed
 
-    def take_back(self) -> None:
-        """Everything as it was when the batch began."""
+    def take_back(self, *, keep_new: bool = False) -> None:
+        """Everything as it was when the batch began; `keep_new`: but for buffers that were not there."""
         assert self._noted is not None
         self.look()
         if self._whole is not None:
@@ -163,11 +173,11 @@ class Undo:
             with torch.no_grad():
                 for parameter, before in zip(self._parameters, self._held, strict=True):
                     parameter.copy_(before)
-        self._noted.put_back()
+        self._noted.put_back(keep_new=keep_new)
 
     def _copy(self, cursor: tuple[int, ...]) -> None:
         if self._whole is None:
-            skeleton, tensors = self.holder.take(cursor)
+            skeleton, tensors = self.holder.take(cursor, replies=False)
             self._whole = skeleton, [tensor.clone() for tensor in tensors]
 
     def writes(self) -> int:
@@ -189,7 +199,8 @@ class _Noted:
         self.holder, self.tables = holder, tables
         self.parameters, self.required = parameters, [given.requires_grad for given in parameters]
         self.gradients = [_own(gradient_of(given, carried=True)) for given in parameters] if holder.carries else None
-        now = self._found()
+        self.places = [(table, name) for table in tables if table for name, one in table.items() if one is not None]
+        now = [buffer for table in tables if table for buffer in table.values() if buffer is not None]
         with torch.no_grad():
             if [_like(one) for one in room] != [_like(one) for one in now]:
                 room[:] = [torch.empty_like(one) for one in now]
@@ -203,11 +214,17 @@ class _Noted:
             for optimizer in holder.optimizers
         ]
 
-    def put_back(self) -> None:
+    def put_back(self, *, keep_new: bool) -> None:
         """Everything as it was."""
         with torch.no_grad():
-            for now, before in zip(self._found(), self.buffers, strict=True):
-                now.copy_(before)
+            for (table, name), before in zip(self.places, self.buffers, strict=True):
+                now = table.get(name)
+                if now is not None and _like(now) == _like(before):
+                    now.copy_(before)
+                else:
+                    table[name] = before.clone()
+        if not keep_new:
+            self._forget_new()
         for helper, state in zip(self.holder.helpers(), self.helpers, strict=True):
             helper.load_state_dict(state)
         for name, extra in self.holder.extras.items():
@@ -225,8 +242,13 @@ class _Noted:
         left = [gradient_of(given, carried=False) for given in self.parameters]
         put_gradients(self.parameters, left if self.gradients is None else self.gradients)
 
-    def _found(self) -> list[torch.Tensor]:
-        return [buffer for table in self.tables if table for buffer in table.values() if buffer is not None]
+    def _forget_new(self) -> None:
+        """Buffers that have appeared since."""
+        known = {(id(table), name) for table, name in self.places}
+        for table in self.tables:
+            for name, buffer in table.items():
+                if buffer is not None and (id(table), name) not in known:
+                    table[name] = None
 
 
 def _like(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

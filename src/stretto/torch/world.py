@@ -77,18 +77,20 @@ class _Card(NamedTuple):
     """As `Holder.furthest_reply`."""
     between: bool
     """Whether its script is between two loops, where it may still change the state before the next one."""
+    late: list[tuple[int, bool]]
+    """As `Late.told`."""
 
     @classmethod
     def read(cls, text: bytes) -> _Card:
-        holds, cursor, size, by_hand, goes_on, counter, reply, between = json.loads(text)
-        return cls(holds, Cursor(*cursor), size, by_hand, goes_on, tuple(counter), reply, between)
+        holds, cursor, size, by_hand, goes_on, counter, reply, between, late = json.loads(text)
+        return cls(holds, Cursor(*cursor), size, by_hand, goes_on, tuple(counter), reply, between, late)
 
 
-def _may_overlap(cards: list[_Card], sources: list[int]) -> bool:
-    """Whether those with state may do the next step while the others receive it: not if their slices would grow, which
-    might not fit into their memory."""
+def _may_feed_alone(cards: list[_Card], sources: list[int]) -> bool:
+    """Whether those with state may do the next steps without the others: not if their slices would grow, which might
+    not fit into their memory."""
     held = [card for card in cards if card.holds]
-    return len(held) == len(sources) and all(card.by_hand is False and card.size <= len(sources) for card in held)
+    return len(held) == len(sources) and all(card.size <= len(sources) for card in held)
 
 
 class World:
@@ -119,6 +121,12 @@ class World:
         self.pace = Pace(time.monotonic)
         self.feeders: tuple[int, ...] = (0,)
         """The ranks that the next batch is cut for: those that held state when it began."""
+        self.proves = True
+        """Whether newcomers are to show that they compute the same."""
+        self.unproven: dict[int, int] = {}
+        """Newcomers that have not yet, and of whom they had their state; by rank."""
+        self._overlaps = False
+        """Whether state is on its way while the next step is done."""
         self._staging = Staging(device)
         self._sending: Sending | None = None
         self._lock = threading.Lock()
@@ -211,6 +219,16 @@ class World:
         """Which slice of the next batch is this worker's (-1: none), and how many there are."""
         return self.feeders.index(self.rank) if self.rank in self.feeders else -1, len(self.feeders)
 
+    @property
+    def proving(self) -> bool:
+        """Whether the next batch is the one in which newcomers show it."""
+        return bool(self.unproven) and not self._overlaps
+
+    @property
+    def part_of(self) -> int:
+        """Whose slice of that batch this newcomer does as well; -1 for all others."""
+        return self.feeders.index(self.unproven[self.rank]) if self.proving and self.rank in self.unproven else -1
+
     def finish_sending(self) -> None:
         """Before a step is applied: what is on its way to others must have arrived. Raises `GroupBroken`."""
         if self._sending is not None:
@@ -218,7 +236,12 @@ class World:
 
     def committed(self, cursor: Cursor) -> None:
         """A reduction has succeeded: what was applied before it is committed, and everybody holds state."""
-        self.feeders = tuple(range(self.size))
+        if self._overlaps:
+            self._overlaps = False
+        else:
+            self.unproven = {}
+        if not self.unproven:
+            self.feeders = tuple(range(self.size))
         if self._committed != self.member.generation:
             self._committed = self.member.generation
             fact = Committed(generation=self.member.generation, applied=cursor.applied)
@@ -315,6 +338,7 @@ class World:
         """The exchange that every formation begins with; afterwards all hold the state of whoever was furthest, or
         will hold it before their next step."""
         self._sending = None
+        self.unproven, self._overlaps = {}, False
         if group.size == 1:
             self.feeders = (0,)
             if self._early:
@@ -330,9 +354,11 @@ class World:
     def _share_state(self, group: Group, counter: Counter, cursor: Cursor, before: int, planned: bool) -> Cursor:
         habits, holds = self.habits, self.member.holds_state and not self._early
         reply = self.holder.furthest_reply()
-        mine = _Card(holds, cursor, before, habits.by_hand, habits.goes_on, counter.card, reply, self.between)
+        late = habits.late.told()
+        mine = _Card(holds, cursor, before, habits.by_hand, habits.goes_on, counter.card, reply, self.between, late)
         everybody = [_Card.read(card) for card in group.all_gather_bytes(json.dumps(mine).encode())]
-        if not any(card.holds for card in everybody):
+        begun = any(card.holds for card in everybody)
+        if not begun:
             if group.rank == 0:
                 cursor = self.restore() or cursor
             start = Cursor(*json.loads(self._from_leader(group, json.dumps(cursor))))
@@ -348,15 +374,20 @@ class World:
             rank for rank, card in enumerate(everybody)
             if not card.holds or card.cursor.applied != furthest.applied
         ]  # fmt: skip
-        overlaps = planned and self.overlap and _may_overlap(everybody, sources)
-        self.feeders = tuple(sources if overlaps else range(group.size))
         served = {rank: sources[i % len(sources)] for i, rank in enumerate(behind)}
+        alone = _may_feed_alone(everybody, sources)
+        overlaps = planned and self.overlap and alone and all(everybody[r].by_hand is False for r in sources)
+        if begun and alone and self.proves:
+            self.unproven = {rank: source for rank, source in served.items() if not everybody[rank].holds}
+        self._overlaps = overlaps
+        self.feeders = tuple(sources if overlaps or self.unproven else range(group.size))
         if group.rank in served:
             source = everybody[served[group.rank]]
             self.holder.put(*receive(group, source.counter, self._staging))
             self._staging.clear()
             habits.by_hand = habits.by_hand or source.by_hand
             habits.goes_on = habits.goes_on or source.goes_on
+            habits.late.hear(source.late)
         elif receivers := list(served.values()).count(group.rank):
             keep = kept_until_step(self.holder) if overlaps else None
             self._sending = Sending(group, counter, receivers, *self.holder.take(furthest), keep)
