@@ -632,6 +632,36 @@ GROWN = (a_weight_that_grows, a_count_in_the_model, an_own_target, numbers_of_it
 """Right by hand, and at any size; a worker that comes later does something else."""
 
 
+def masks_of_a_collator(job: Job) -> None:
+    """Drawn as samples are put together, as for masked language models: no mistake."""
+    model, optimizer = _registered(job)
+
+    def masked(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        given = torch.stack([one for one, _ in samples])
+        return given * (torch.rand(given.shape) > 0.2), torch.stack([wanted for _, wanted in samples])
+
+    for batch in job.batches(DATA, size=24, epochs=20, collate=masked):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+
+
+def an_environment_that_plays_on(job: Job) -> None:
+    """What it has played before decides what comes: each worker has its own, which is no mistake either."""
+    model, optimizer = _registered(job)
+    state = torch.zeros(6, dtype=torch.float64)
+    for turn in job.steps(200):
+        generator = torch.Generator().manual_seed(turn.seed)
+        state = 0.9 * state + torch.randn(8, 6, dtype=torch.float64, generator=generator).mean(0)
+        optimizer.zero_grad()
+        model(state).square().sum().backward()
+        optimizer.step()
+
+
+HARMLESS = (masks_of_a_collator, an_environment_that_plays_on)
+"""Where a worker that comes later may do something else."""
+
+
 def as_many_backwards_as_parts(job: Job) -> None:
     """The samples of a slice in parts of eight, by hand: some workers have one, others two."""
     model, optimizer = _registered(job)
@@ -676,5 +706,6 @@ UNLIKE = {
 """What several workers cannot do, and one can."""
 
 ALL = {
-    one.__name__: one for one in itertools.chain(REFUSED, PARTED, GROWN, UNLIKE, [the_leader_leaves, the_leader_breaks])
+    one.__name__: one
+    for one in itertools.chain(REFUSED, PARTED, GROWN, HARMLESS, UNLIKE, [the_leader_leaves, the_leader_breaks])
 }

@@ -113,6 +113,20 @@ def test_a_worker_that_comes_later_shows_that_it_does_the_same(tmp_path: Path, w
         assert "which came later, finds other gradients than w0 for the same samples" in end["reason"]
 
 
+@pytest.mark.parametrize("name", [one.__name__ for one in mistakes.HARMLESS])
+def test_a_worker_that_comes_later_is_not_refused_for_what_it_may_do(
+    tmp_path: Path, warm: ForkServer, name: str
+) -> None:
+    folder = tmp_path / "elastic"
+    with started(folder, warm, name, 1) as harness:
+        hurry(folder, 20)
+        harness.wait_applied(20)
+        resized(harness, 3)
+        harness.wait_applied(harness.applied() + 5)
+        hurry(folder)
+        assert harness.wait_over()["event"] == "done", harness.describe()
+
+
 @pytest.mark.parametrize("name", [one.__name__ for one in mistakes.UNLIKE])
 def test_what_workers_do_unlike_is_refused(tmp_path: Path, warm: ForkServer, name: str) -> None:
     folder = tmp_path / "elastic"

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+READING = 2**32
+"""Stands for a phase: numbers for what puts the samples of a pass together."""
 _AFTER = 2**64 - 1
 """Stands for a step when a loop is over."""
 

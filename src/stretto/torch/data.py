@@ -169,6 +169,8 @@ class Reader:
         """`context`: how processes are started; `timeout_s`: how long one batch may take them, 0 for ever."""
         self.samples = Samples(dataset, seed)
         self.collate = collate or default_collate
+        self.draws = not workers and collate not in (None, default_collate)
+        """Whether samples are put together here by something that may draw random numbers, such as masks."""
         self.plan = _Plan()
         self._iterator: Iterator[tuple[tuple[int, ...], Any]] | None = None
         self._loader: DataLoader[Any] | None = None
@@ -220,6 +222,8 @@ class Reader:
 
 class TurnReader(Reader):
     """Reads nothing: the script makes its own data, and is told where it is."""
+
+    draws = False
 
     def __init__(self, loop: Turns) -> None:
         self.loop = loop

@@ -640,9 +640,10 @@ class Job:
 
     def _read(self, plan: Plan, reader: Reader, parts: list[Part]) -> tuple[list[Part], Iterable[Any]]:
         """The samples of the parts; with a weight all of them are needed before the first is fed."""
+        read = (self._read_part(plan, reader, part) for part in parts)
         if plan.weight is None:
-            return parts, map(reader.read, parts)
-        batches = [reader.read(part) for part in parts]
+            return parts, read
+        batches = list(read)
         try:
             own = [
                 float(plan.weight(batch)) if part.counts else 0.0 for part, batch in zip(parts, batches, strict=True)
@@ -658,6 +659,12 @@ class Job:
         count = plan.batches(parts[0].step)
         shares = [count * amount / total if total else 0.0 for amount in own]
         return [part._replace(share=share) for part, share in zip(parts, shares, strict=True)], batches
+
+    def _read_part(self, plan: Plan, reader: Reader, part: Part) -> Any:
+        if reader.draws:
+            first = part.virtual if self.virtual_ranks else part.first
+            chance.begin_pass(plan.loop.seed, self.cursor.loop, part.step, first, self.device, chance.READING)
+        return reader.read(part)
 
     def _rehearse(self, plan: Plan, reader: Reader) -> Iterator[Batch]:
         """Go through the body before the others wait for it: what is slow for the first time (kernels, a compiler,
@@ -819,7 +826,7 @@ class Job:
         """In the step in which newcomers show that they compute the same."""
         self._proof = None
         world = self.world
-        if world is None or not world.proving or recording.compares():
+        if world is None or not world.proving or recording.compares() or isinstance(self._plan, TurnPlan):
             return
         concerned = world.rank in world.unproven or world.rank in world.unproven.values()
         models = self.holder.models if concerned else []

@@ -7,7 +7,8 @@ nothing; the gradients that both find are compared before newcomers get samples 
 
 Not where the others would have to take more samples than before (somebody leaves at the same moment), where samples of
 several workers meet in the body (sums and gathers, SyncBatchNorm), where it depends on what is each worker's own
-(statistics of BatchNorm in evaluation, spectral norms, `local=` parts), nor in bitwise mode.
+(statistics of BatchNorm in evaluation, spectral norms, `local=` parts), in loops without a dataset, whose data is the
+script's own (an environment that plays on), nor in bitwise mode.
 """
 
 from __future__ import annotations
