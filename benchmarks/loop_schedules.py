@@ -104,14 +104,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, playing.warm_server() as warm:
         bench = Bench(given.keep or Path(temporary), warm)
 
+        torch.set_num_threads(1)
+        # One after the other: they seed the generators of this process.
+        known = {name: playing.Habit(name) for name in given.habits}
+
         def play(name: str) -> None:
-            habit = playing.Habit(name)
+            habit = known[name]
             hands[name] = bench.by_hand(name, habit)
             print(f"{name} by hand: {_first_line(hands[name]) if hands[name] else 'equal'}", flush=True)
             for seed in given.seeds:
                 outcomes.extend(measured(bench, name, seed, habit))
 
-        torch.set_num_threads(1)
         with ThreadPoolExecutor(given.at_once) as pool:
             # Asked for, so that errors are raised here.
             list(pool.map(play, given.habits))
