@@ -65,7 +65,7 @@ def _deadlocked(state: State) -> list[Worker]:
     """The members of the job, if all of them stand in a loop and wait for each other."""
     gen = state.active
     members = [state.workers[key] for key in gen.members] if gen is not None and gen.complete else []
-    if all(w.stuck is not None and w.stuck.waits and w.stuck.place == "loop" and not w.gone for w in members):
+    if all(w.stuck is not None and w.stuck.waits and w.stuck.place != "after" and not w.gone for w in members):
         return members
     return []
 
