@@ -1058,7 +1058,9 @@ class Job:
         assert self.world.group is not None
         size, loop = self.world.size, self._plan.loop if self._plan is not None else None
         self._net.stepped |= found.steps > 0
-        switches = round(found.ahead) and found.same_ahead(size)
+        ahead = round(found.ahead)
+        # Whoever stays is compared in the first step of the next generation.
+        switches = ahead and found.same_ahead(size) and self.world.loses(ahead // size)
         ends = found.stop or (loop is not None and not loop.has(self.cursor.step))
         if not (found.compare or switches or (ends and self._net.stepped)):
             self._net.passed()

@@ -3,7 +3,7 @@
 Parameters, what optimizers and their groups hold, schedulers, the scaler, kept parts and saved buffers must agree on
 all members after every step. A checksum of them is exchanged now and then: the leader of the moment asks for it, with
 the flags of a step, so often that it takes less than half a percent of the time, at least every 200 steps; after the
-first step of a generation, before a planned switch and at the end of a loop it is always compared. If it differs, all
+first step of a generation, before somebody leaves and at the end of a loop it is always compared. If it differs, all
 members learn in what, and end with an error that names it.
 
 Bits are compared on one kind of hardware only. Where members differ in that, lengths of vectors have to agree.

@@ -190,6 +190,11 @@ class World:
             prepared = self.member.worker in switch.leavers or switch.generation in self._connected
         return switch.generation - self.member.generation if prepared else 0
 
+    def loses(self, offset: int) -> bool:
+        """Whether somebody leaves with the generation so far ahead."""
+        stay = {peer.worker for peer in self.member.announced[self.member.generation + offset].members}
+        return not stay.issuperset(self.member.members)
+
     def take_up(self, offset: int, cursor: Cursor) -> Cursor:
         """All members are prepared for the generation so far ahead: go there."""
         switch = self.member.announced[self.member.generation + offset]
