@@ -1059,7 +1059,7 @@ class Job:
         size, loop = self.world.size, self._plan.loop if self._plan is not None else None
         self._net.stepped |= found.steps > 0
         ahead = round(found.ahead)
-        # Whoever stays is compared in the first step of the next generation.
+        # Whoever stays is compared in the first steps of the next generation.
         switches = ahead and found.same_ahead(size) and self.world.loses(ahead // size)
         ends = found.stop or (loop is not None and not loop.has(self.cursor.step))
         if not (found.compare or switches or (ends and self._net.stepped)):

@@ -2,8 +2,8 @@
 
 Parameters, what optimizers and their groups hold, schedulers, the scaler, kept parts and saved buffers must agree on
 all members after every step. A checksum of them is exchanged now and then: the leader of the moment asks for it, with
-the flags of a step, so often that it takes less than half a percent of the time, at least every 200 steps; after the
-first step of a generation, before somebody leaves and at the end of a loop it is always compared. If it differs, all
+the flags of a step, so often that it takes less than half a percent of the time, at least every 200 steps; in the
+first steps of a generation, before somebody leaves and at the end of a loop it is always compared. If it differs, all
 members learn in what, and end with an error that names it.
 
 Bits are compared on one kind of hardware only. Where members differ in that, lengths of vectors have to agree.
@@ -35,6 +35,8 @@ T = TypeVar("T")
 SHARE = 0.005
 """Of the time, for comparisons."""
 MOST_STEPS = 200
+_SETTLES = 2
+"""Steps of a new generation that are not held up by a comparison, too: in these its state is on its way, and proved."""
 WITHIN = 1e-4
 """By norm, between kinds of hardware."""
 _SMALL = 1 << 12
@@ -102,6 +104,8 @@ class Net:
         self._period = 1
         self._steps = 0
         """Since the last comparison."""
+        self._entered, self._in_generation = 0, 0
+        """The generation under way, and the steps in it."""
         self._began_s = 0.0
         self._agreed = 0
         self.stepped = False
@@ -111,11 +115,17 @@ class Net:
 
     def wanted(self, generation: int) -> bool:
         """Whether this member, as the leader, would compare after the next step."""
-        return generation != self._generation or self._steps + 1 >= self._period
+        if generation != self._entered:
+            self._entered, self._in_generation = generation, 0
+        if generation != self._generation:
+            soon = self._generation and self._in_generation < _SETTLES
+            return not soon or self._steps + 1 >= MOST_STEPS
+        return self._steps + 1 >= self._period
 
     def passed(self) -> None:
         """A step was applied, and nothing was compared."""
         self._steps += 1
+        self._in_generation += 1
 
     def compare(self, group: Group, applied: int) -> Difference | None:
         """Called by all members after the same step. Raises `GroupBroken`."""

@@ -28,6 +28,7 @@ from stretto.torch.packing import pack, unpack
 _PARAMETERS, _VALUES = 16, 512
 """Of so many parameters so many values are looked at."""
 _EXACT = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4}
+_ROUNDINGS = 10.0
 _LOOSE = 2e-2
 """By norm: for shorter types, for GPUs, which may add up in any order, and between kinds of hardware."""
 
@@ -92,9 +93,15 @@ class Proof:
             by = _apart(reference.values, found.values)
             allowed = max(found.within, reference.within) if found.kind == reference.kind else _LOOSE
             # Numbers that are none say nothing: a scaler leaves such steps out.
-            if by > allowed:
+            if by > allowed and _largest([*found.values.values(), *reference.values.values()]) > self._rounding():
                 return Different(rank, other, by)
         return None
+
+    def _rounding(self) -> float:
+        """What of a gradient may be nothing but rounding, where a training has come to its end."""
+        with torch.no_grad():
+            each = [torch.finfo(one.dtype).eps * float(one.abs().max()) for one in self._looked_at if one.numel()]
+        return _ROUNDINGS * max(each, default=0.0)
 
     def _within(self, parameter: Tensor) -> float:
         return _LOOSE if parameter.is_cuda else _EXACT.get(parameter.dtype, _LOOSE)
@@ -113,8 +120,12 @@ class _Told(NamedTuple):
         return cls(kind, within, valid, dict(values))
 
 
+def _largest(values: Iterable[Tensor]) -> float:
+    return max((float(value.abs().max()) for value in values if value.numel()), default=0.0)
+
+
 def _apart(one: dict[int, Tensor], other: dict[int, Tensor]) -> float:
-    """By norm; infinite where only one of them has a gradient that is not zero."""
+    """By norm; what only one of them has a gradient for counts as zero in the other."""
     norm = squares = 0.0
     for place in one.keys() | other.keys():
         a, b = one.get(place), other.get(place)
