@@ -939,8 +939,14 @@ class Job:
             stop=self._stopping,
             steps=self._steps_before,
             sign=self._plan.sign(self.cursor.step) if self._plan is not None else 0,
-            compare=self.size > 1 and self.rank == 0 and self._net.wanted(self.generation),
+            compare=self.size > 1 and self.rank == 0 and self._wants_comparison(),
         )
+
+    def _wants_comparison(self) -> bool:
+        """After the next step, as the leader: newcomers do not know what there is to compare."""
+        loop = self._plan.loop if self._plan is not None else None
+        last = loop is not None and not loop.has(self.cursor.step + 1)
+        return self._net.wanted(self.generation) or (last and (self._net.stepped or self._steps_before > 0))
 
     def _settle(self) -> bool:
         """After the body: count the step, or undo it; then go where the job goes. True when the loop is to end."""
@@ -1056,13 +1062,12 @@ class Job:
         """Whether all members hold the same after this step, where they all look."""
         assert self.world is not None
         assert self.world.group is not None
-        size, loop = self.world.size, self._plan.loop if self._plan is not None else None
+        size = self.world.size
         self._net.stepped |= found.steps > 0
         ahead = round(found.ahead)
         # Whoever stays is compared in the first steps of the next generation.
         switches = ahead and found.same_ahead(size) and self.world.loses(ahead // size)
-        ends = found.stop or (loop is not None and not loop.has(self.cursor.step))
-        if not (found.compare or switches or (ends and self._net.stepped)):
+        if not (found.compare or switches or found.stop):
             self._net.passed()
             return
         try:

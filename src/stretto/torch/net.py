@@ -109,7 +109,7 @@ class Net:
         self._began_s = 0.0
         self._agreed = 0
         self.stepped = False
-        """Whether anybody, as all know, has stepped since the last comparison."""
+        """Whether anybody, as far as this member knows, has stepped since the last comparison."""
         self._left: tuple[int, int, _Noted] | None = None
         """The generation and the applied steps in which the script left its loop, and what it held."""
 
