@@ -113,6 +113,22 @@ def test_a_worker_that_comes_later_shows_that_it_does_the_same(tmp_path: Path, w
         assert "which came later, finds other gradients than w0 for the same samples" in end["reason"]
 
 
+@pytest.mark.parametrize("name", [one.__name__ for one in mistakes.OTHER_DATA])
+def test_a_worker_that_comes_later_goes_through_the_same_loop(tmp_path: Path, warm: ForkServer, name: str) -> None:
+    """Or it is refused before anybody waits for it, wherever it comes in; the others go on."""
+    folder = tmp_path / "elastic"
+    with started(folder, warm, name, 1) as harness:
+        hurry(folder, 60)
+        harness.wait_applied(60)
+        harness.want(2)
+        newcomer = harness.worker("w1")
+        harness.wait(lambda: not newcomer.running, "the newcomer's end")
+        said = "the workers of the job differ in loop 0: here, on a worker that came later, it has 48 samples"
+        assert said in newcomer.text()
+        hurry(folder)
+        assert harness.wait_over()["event"] == "done", harness.describe()
+
+
 @pytest.mark.parametrize("name", [one.__name__ for one in mistakes.HARMLESS])
 def test_a_worker_that_comes_later_is_not_refused_for_what_it_may_do(
     tmp_path: Path, warm: ForkServer, name: str
