@@ -90,6 +90,7 @@ def test_a_mistake_is_refused_by_hand_and_elastic(tmp_path: Path, warm: ForkServ
     status, text = by_hand(tmp_path / "hand", warm, name)
     assert status == 1
     assert error in text
+    assert "/stretto/torch/" not in text, "what is wrong is in the script"
     folder = tmp_path / "elastic"
     with started(folder, warm, name, 2) as harness:
         hurry(folder)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stretto.errors import StrettoError
 from stretto.torch import epochs
 from stretto.torch.frozen import Trained
 
@@ -31,8 +32,10 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-class StateError(Exception):
+class StateError(StrettoError):
     """A state that cannot travel, or does not fit where it arrived."""
+
+    code = "state"
 
 
 class Reply(NamedTuple):
