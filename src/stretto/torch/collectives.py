@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stretto.runtime.saying import say
 from stretto.torch import beside
 from stretto.torch.checks import TrainingError
 from stretto.torch.data import Part
@@ -404,10 +405,9 @@ class Collectives:
             group = job.world.group if job.world is not None else None
             if fixed and job.size < size:
                 size = job.size
-                print(
-                    f"stretto: a worker was lost in job.{call}: it is repeated with what those that are left ({size}) "
-                    "have; given a function instead of a value, it would be computed anew",
-                    flush=True,
+                say(
+                    f"a worker was lost in job.{call}: it is repeated with what those that are left ({size}) have; "
+                    "given a function instead of a value, it would be computed anew"
                 )
             if group is None:
                 self._keep(key, about, join([contribute()]))
