@@ -21,7 +21,6 @@ import http.client
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -35,7 +34,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 import stretto
-from stretto import tuning
+from stretto import jobfiles, tuning
 from stretto.backends.local.runs import FolderInUse, server_lock, serving
 from stretto.backends.local.supervisor import is_held
 from stretto.errors import NotFound, Occupied, StrettoError, Unavailable, UsageError
@@ -47,6 +46,9 @@ _TIDY_EVERY_S = 3600.0
 _LOOK_S = 0.02
 _LOG_BYTES = 8 * 2**20
 _PRUNED_AT_ONCE = 500
+_SMALL = 1 << 16
+"""More is in none of our own files."""
+_MOST_FOLDERS = 10_000_000
 
 _log = logging.getLogger("stretto.server")
 
@@ -138,7 +140,7 @@ def _holding(data: Path) -> Iterator[None]:
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         with serving(data):
-            server_lock(data).write_text(f"{os.getpid()}\n")
+            _write_holder(data)
             with contextlib.suppress(FileNotFoundError):
                 (data / "server.json").unlink()
             yield
@@ -266,7 +268,7 @@ def _ensure_token(data: Path, store: Any, now_s: float) -> None:
 
     path = data / "token"
     try:
-        secret = path.read_text().strip()
+        secret = jobfiles.read(path, _SMALL).decode().strip()
     except (OSError, UnicodeDecodeError):
         secret = ""
     if secret and store.token_by_hash(digest_of(secret)) is not None:
@@ -309,12 +311,19 @@ async def _tidy(parts: Any, data: Path, before_s: float) -> None:
 
 def _remove_folders(store: Any, jobs: Path, before_s: float) -> None:
     """Those of jobs that nobody knows any more. A folder that has changed since then is a newer job's."""
-    if not jobs.is_dir():
-        return
-    for entry in list(os.scandir(jobs)):
-        old = entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime < before_s
-        if old and entry.name.isdecimal() and store.job(int(entry.name)) is None:
-            shutil.rmtree(entry.path, ignore_errors=True)
+    jobfiles.remove_gone(jobs)
+    for name in _numbers(jobs):
+        with contextlib.suppress(FileNotFoundError):
+            old = (jobs / name).lstat().st_mtime < before_s
+            if old and store.job(int(name)) is None:
+                jobfiles.remove(jobs / name, root=jobs)
+
+
+def _numbers(jobs: Path) -> list[str]:
+    try:
+        return [name for name in jobfiles.names(jobs, _MOST_FOLDERS) if name.isdecimal() and len(name) < 19]
+    except FileNotFoundError:
+        return []
 
 
 def _bound_log(data: Path) -> None:
@@ -331,7 +340,7 @@ def _bound_log(data: Path) -> None:
 
 
 def _connect_log(path: Path) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    fd = jobfiles.opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
@@ -410,18 +419,22 @@ def set_up_logging() -> None:
 
 
 def _write_atomically(path: Path, contents: bytes, mode: int) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    with open(fd, "wb") as file:
-        file.write(contents)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    jobfiles.write(path, contents, mode=mode, durable=True)
+
+
+def _write_holder(data: Path) -> None:
+    """Who holds the directory, into the file that is locked."""
+    fd = jobfiles.opened(server_lock(data), os.O_WRONLY)
+    try:
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+    finally:
+        os.close(fd)
 
 
 def _read_info(data: Path) -> Info | None:
     try:
-        return msgspec.json.decode((data / "server.json").read_bytes(), type=Info)
+        return msgspec.json.decode(jobfiles.read(data / "server.json", _SMALL), type=Info)
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -429,7 +442,7 @@ def _read_info(data: Path) -> Info | None:
 def _holder(data: Path) -> int:
     """The process that holds the directory, as it said itself; 0 if that cannot be read."""
     try:
-        return int(server_lock(data).read_text())
+        return int(jobfiles.read(server_lock(data), _SMALL))
     except (OSError, ValueError):
         return 0
 
@@ -474,7 +487,7 @@ def _ask(data: Path, method: str, path: str) -> dict[str, Any]:
         raise Unavailable(f"the server in {data} is not ready", hint="try again later")
     connection = http.client.HTTPConnection(urlsplit(info.url).netloc, timeout=30)
     try:
-        secret = (data / "token").read_text().strip()
+        secret = jobfiles.read(data / "token", _SMALL).decode().strip()
         connection.request(method, path, headers={"Authorization": f"Bearer {secret}"})
         answer = connection.getresponse()
         found: dict[str, Any] = msgspec.json.decode(answer.read())

@@ -206,6 +206,7 @@ class Plane:
 
     async def open(self) -> None:
         """Adopt what runs, and go on."""
+        self.book.end_unreadable()
         await self.loop.open()
         self._running = asyncio.create_task(self.loop.run())
         self.backend.warm_up(asked.usual(self.loop.environment))

@@ -26,10 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stretto import jobfiles
 from stretto.backends.local import containment, supervisor
 from stretto.backends.local.forkserver import ForkFailed, ForkServer, ForkServers
 from stretto.backends.local.machine import Machine
-from stretto.backends.local.runs import Runs, lost, spawn
+from stretto.backends.local.runs import Running, Runs, lost, own_log, spawn
 from stretto.backends.protocol import Exit, Launch, LaunchError, LaunchFault, News, Node, Started
 
 T = TypeVar("T")
@@ -179,7 +180,7 @@ class LocalBackend:
         if launch.node not in {node.name for node in self._nodes}:
             raise LaunchError(f"there is no node {launch.node!r}")
         env = {**launch.env, **self._machine.variables(launch), containment.MARK: launch.id}
-        _check(launch, env)
+        _check(launch, env, self.runs.data)
         quota_milli = self._machine.quota_milli(launch)
         if quota_milli and not self.means.cpu:
             # Nobody enforces it here: who can pace itself does (`stretto.runtime.pacer`).
@@ -219,7 +220,7 @@ class LocalBackend:
         path = self.runs.path(launch.id)
         if server is not None:
             try:
-                with open(path / supervisor.OWN_LOG, "a") as log, open(os.devnull) as nothing:
+                with open(own_log(path), "a") as log, open(os.devnull) as nothing:
                     fds = nothing.fileno(), log.fileno(), log.fileno(), ready
                     run.pid, run.pidfd = server.supervise(launch.command, env, launch.cwd, str(path), fds)
                 return "forked", ""
@@ -256,14 +257,11 @@ class LocalBackend:
         """A supervisor has."""
         self._unwatch(run)
         _reap(run.pid)
-        if (exit := self.runs.exit(run.launch)) is not None:
-            self._over(run, exit)
-        else:
-            self._task(self._settle(run))
+        self._task(self._settle(run))
 
     async def _settle(self, run: _Run) -> None:
         """Find out about a launch whose supervisor we do not watch: watch it, or report its end."""
-        while not self._adopt(run):
+        while not self._adopt(run, await self._in_thread(lambda: self._find_running(run.launch))):
             if (exit := await self._in_thread(lambda: self._find_exit(run.launch))) is not None:
                 self._over(run, exit)
                 return
@@ -274,14 +272,17 @@ class LocalBackend:
         """In a thread: the exit that is written, or the one that we have to write. None: its supervisor lives."""
         try:
             return self.runs.exit(launch) or self.runs.give_up(launch, self._clock())
-        except ValueError as error:
+        except (ValueError, jobfiles.Spoilt) as error:
             return lost(launch, str(error), self._clock())
 
-    def _adopt(self, run: _Run) -> bool:
+    def _find_running(self, launch: str) -> Running | None:
+        """In a thread: who runs, as far as is written."""
         try:
-            running = None if self.runs.exit(run.launch) else self.runs.running(run.launch)
+            return None if self.runs.exit(launch) else self.runs.running(launch)
         except ValueError:
-            return False
+            return None
+
+    def _adopt(self, run: _Run, running: Running | None) -> bool:
         if running is None:
             return False
         try:
@@ -341,7 +342,7 @@ class LocalBackend:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
-def _check(launch: Launch, env: dict[str, str]) -> None:
+def _check(launch: Launch, env: dict[str, str], data: Path) -> None:
     """Find out what would keep it from starting; raises `LaunchError`."""
     if not os.path.isdir(launch.cwd):
         raise LaunchError(f"there is no folder {launch.cwd} to run in", hint="give an existing working directory")
@@ -353,9 +354,14 @@ def _check(launch: Launch, env: dict[str, str]) -> None:
         name = launch.command[0]
         raise LaunchError(f"there is no program {name!r}", hint="give its full path, or put its folder on PATH")
     try:
-        os.makedirs(os.path.dirname(launch.log), exist_ok=True)
-        with open(launch.log, "ab"):
-            pass
+        if (root := supervisor.log_root(launch.log, str(data))) is not None:
+            jobfiles.make_folder(os.path.dirname(launch.log), root=root)
+        else:
+            os.makedirs(os.path.dirname(launch.log), exist_ok=True)
+        fd = jobfiles.opened(launch.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, root=root)
+        with contextlib.suppress(PermissionError):
+            os.fchmod(fd, 0o600)
+        os.close(fd)
     except OSError as error:
         raise LaunchError(f"the log {launch.log} cannot be written: {error.strerror}") from None
 

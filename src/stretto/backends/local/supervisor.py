@@ -33,19 +33,22 @@ from typing import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING or __package__:
+    from stretto import jobfiles
     from stretto.backends.local import containment
 else:
 
     def _beside(name: str) -> Any:
         import importlib.util
 
-        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
-        spec = importlib.util.spec_from_file_location(f"_stretto_{name}", path)
+        here = os.path.dirname(os.path.abspath(__file__))
+        spec = importlib.util.spec_from_file_location(
+            f"_stretto_{os.path.basename(name)}", os.path.normpath(os.path.join(here, f"{name}.py"))
+        )
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
 
-    containment = _beside("containment")
+    containment, jobfiles = _beside("containment"), _beside("../../jobfiles")
 
 LAUNCH, LOCK, RUNNING, ORDERS, EXIT = "launch.json", "lock", "running.json", "orders", "exit.json"
 TREE, OWN_LOG = "tree.json", "supervisor.log"
@@ -62,6 +65,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _BLOCK = 4096
+_MOST_BYTES = 1 << 24
+"""Of one of its files: what a process may be given as arguments and variables is less, however it is written."""
 
 _AWAITED = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, WAKE, *ORDERED.values())
 
@@ -94,7 +99,7 @@ def supervise(folder: str, ready: int, how: str, why: str = "") -> None:
 def take(folder: str) -> int:
     """Take the lock of a run directory: its descriptor, or -1 when somebody has it or there is no such directory."""
     try:
-        fd = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd: int = jobfiles.opened(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, root=os.path.dirname(folder))
     except FileNotFoundError:
         return -1
     try:
@@ -108,9 +113,8 @@ def take(folder: str) -> int:
 def read(folder: str, name: str) -> dict[str, Any] | None:
     """The contents of one of its files; None when it is not there, or was never completed."""
     try:
-        with open(os.path.join(folder, name), "rb") as file:
-            words = json.load(file)
-    except (OSError, ValueError):
+        words = json.loads(jobfiles.read(os.path.join(folder, name), _MOST_BYTES, root=os.path.dirname(folder)))
+    except (OSError, ValueError, RecursionError):
         return None
     return words if isinstance(words, dict) else None
 
@@ -125,7 +129,7 @@ def write(folder: str, name: str, words: dict[str, Any], durable: bool = True) -
             file.flush()
             if durable:
                 os.fsync(fd)
-        os.replace(part, os.path.join(folder, name))
+        _put_in_place(part, os.path.join(folder, name))
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(part)
@@ -134,12 +138,26 @@ def write(folder: str, name: str, words: dict[str, Any], durable: bool = True) -
         sync(folder)
 
 
+def _put_in_place(part: str, path: str) -> None:
+    """Whatever is there now: a folder in the way of an exit would keep it from ever being known."""
+    try:
+        os.replace(part, path)
+    except IsADirectoryError:
+        os.rename(path, f"{part}.aside")
+        os.replace(part, path)
+
+
 def sync(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def log_root(log: str, data: str) -> str | None:
+    """The folder on the way to a log that only the server can replace; None: the log's own is trusted."""
+    return data if log.startswith(data + os.sep) else None
 
 
 def ended(status: int) -> dict[str, Any]:
@@ -197,7 +215,8 @@ class Supervisor:
         """Fork the worker; what kept it from running, if anything did. In the worker `self.worker` is 0."""
         try:
             self.box.make()
-            self.log = os.open(self.launch["log"], os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            root = log_root(self.launch["log"], os.path.dirname(self.launch["server_lock"]))
+            self.log = jobfiles.opened(self.launch["log"], os.O_RDWR | os.O_APPEND | os.O_CREAT, root=root)
         except OSError as error:
             return f"{error.filename}: {error.strerror}"
         problems, into = os.pipe2(os.O_CLOEXEC)
@@ -308,13 +327,11 @@ class Supervisor:
 
     def _next_orders(self) -> list[str]:
         try:
-            with open(os.path.join(self.folder, ORDERS)) as file:
-                file.seek(self.orders_read)
-                text = file.read()
+            text: bytes = jobfiles.read(os.path.join(self.folder, ORDERS), _MOST_BYTES)[self.orders_read :]
         except OSError:
             return []
         self.orders_read += len(text)
-        return text.split()
+        return text.decode(errors="replace").split()
 
     def _obey(self, orders: list[str]) -> None:
         self.asked = self.asked or bool(orders)
