@@ -35,6 +35,7 @@ import msgspec
 
 import stretto
 from stretto import jobfiles, tuning
+from stretto.api.tightening import tighten
 from stretto.backends.local.runs import FolderInUse, server_lock, serving
 from stretto.backends.local.supervisor import is_held
 from stretto.errors import NotFound, Occupied, StrettoError, Unavailable, UsageError
@@ -141,6 +142,8 @@ def _holding(data: Path) -> Iterator[None]:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         with serving(data):
             _write_holder(data)
+            for said in tighten(data):
+                _log.warning("%s", said)
             with contextlib.suppress(FileNotFoundError):
                 (data / "server.json").unlink()
             yield
@@ -181,7 +184,7 @@ async def _serve(options: Options, ready: Callable[[Info], None], clock: Callabl
     async with _opened(options, data, clock) as (app, listening, info):
         server = HttpServer(app, listening)
         await server.start()
-        _write_atomically(data / "server.json", msgspec.json.encode(info), 0o644)
+        _write_atomically(data / "server.json", msgspec.json.encode(info), 0o600)
         tidying = asyncio.create_task(_tidy_now_and_then(app.state.parts, data, options.retention_s))
         _log.info("ready at %s: %s, data in %s", info.url, info.slots, data)
         try:
@@ -294,8 +297,11 @@ async def _tidy_now_and_then(parts: Any, data: Path, retention_s: float) -> None
     while True:
         try:
             await _tidy(parts, data, parts.plane.clock() - retention_s)
-        except (StrettoError, OSError) as error:
-            _log.warning("tidying up: %s", error)
+        except Exception as error:
+            # What cannot be removed today may be tomorrow, and there is more to remove.
+            _log.warning(
+                "tidying up: %s", error, exc_info=None if isinstance(error, (StrettoError, OSError)) else error
+            )
         await asyncio.sleep(min(_TIDY_EVERY_S, max(1.0, retention_s / 10)))
 
 
@@ -305,6 +311,7 @@ async def _tidy(parts: Any, data: Path, before_s: float) -> None:
     while await asyncio.wrap_future(store.prune(before_s, _PRUNED_AT_ONCE)) == _PRUNED_AT_ONCE:
         pass
     parts.observed.recount(await asyncio.to_thread(store.count))
+    await parts.plane.forget_classes_without_jobs()
     await asyncio.to_thread(_remove_folders, store, data / "jobs", before_s)
     _bound_log(data)
 

@@ -344,6 +344,8 @@ class LocalBackend:
 
 def _check(launch: Launch, env: dict[str, str], data: Path) -> None:
     """Find out what would keep it from starting; raises `LaunchError`."""
+    # First of all: a helper runs in its job's folder, which this makes.
+    root = _make_log_folder(launch, str(data))
     if not os.path.isdir(launch.cwd):
         raise LaunchError(f"there is no folder {launch.cwd} to run in", hint="give an existing working directory")
     if not os.access(launch.cwd, os.X_OK):
@@ -354,16 +356,25 @@ def _check(launch: Launch, env: dict[str, str], data: Path) -> None:
         name = launch.command[0]
         raise LaunchError(f"there is no program {name!r}", hint="give its full path, or put its folder on PATH")
     try:
-        if (root := supervisor.log_root(launch.log, str(data))) is not None:
-            jobfiles.make_folder(os.path.dirname(launch.log), root=root)
-        else:
-            os.makedirs(os.path.dirname(launch.log), exist_ok=True)
         fd = jobfiles.opened(launch.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, root=root)
         with contextlib.suppress(PermissionError):
             os.fchmod(fd, 0o600)
         os.close(fd)
     except OSError as error:
         raise LaunchError(f"the log {launch.log} cannot be written: {error.strerror}") from None
+
+
+def _make_log_folder(launch: Launch, data: str) -> str | None:
+    """And the folder on the way to it that no job can replace."""
+    root, folder = supervisor.log_root(launch.log, data), os.path.dirname(launch.log)
+    try:
+        if root is not None:
+            jobfiles.make_folder(folder, root=root)
+        else:
+            os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"the folder {folder} cannot be made: {error.strerror}") from None
+    return root
 
 
 def _program(launch: Launch, env: dict[str, str]) -> str | None:
