@@ -373,7 +373,7 @@ def _make_log_folder(launch: Launch, data: str) -> str | None:
         else:
             os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise LaunchError(f"the folder {folder} cannot be made: {error.strerror}") from None
+        raise LaunchError(f"the log {launch.log} cannot be written: {error.strerror}") from None
     return root
 
 

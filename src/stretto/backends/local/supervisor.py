@@ -14,11 +14,13 @@ supervisor.log  what the supervisor itself had to complain about
 The worker dies with its supervisor, and the supervisor ends whatever the worker leaves behind. When no server has held
 the data directory's lock for a while the worker is asked to end, and after a grace period killed.
 
-This file is loaded by path into interpreters where Stretto need not be installed: standard library only, no threads.
+This file is loaded by path into interpreters where Stretto need not be installed: standard library only, and no thread
+before the worker was forked.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import errno
@@ -63,6 +65,10 @@ _ON_THE_WAY_S = 0.25
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_F_SETPIPE_SZ = 1031
+_WIDE = 1 << 20
+_GATHER_S = 0.002
+_LAST_WORDS_S = 5.0
 _PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _BLOCK = 4096
 _MOST_BYTES = 1 << 24
@@ -186,6 +192,7 @@ class Supervisor:
         self.kill_at_s: float | None = None
         self.server_seen_s = time.monotonic()
         self.log = -1
+        self.pump: Pump | None = None
         self.tree: list[tuple[int, int]] = []
 
     def run(self) -> bool:
@@ -208,6 +215,8 @@ class Supervisor:
             self._take_in()
         self._watch()
         self._end_tree()
+        if self.pump is not None:
+            self.pump.finish()
         self._finish(ended(self.status or 0), self.box.out_of_memory() or self.text)
         return False
 
@@ -220,20 +229,30 @@ class Supervisor:
         except OSError as error:
             return f"{error.filename}: {error.strerror}"
         problems, into = os.pipe2(os.O_CLOEXEC)
+        output, says = _wide_pipe()
         parent = os.getpid()
         self.worker = os.fork()
         if self.worker == 0:
             os.close(problems)
-            self._become_worker(parent, into)
+            os.close(output)
+            self._become_worker(parent, into, says)
             return ""
         os.close(into)
+        os.close(says)
         with open(problems, "rb") as file:
             problem = file.read().decode(errors="replace")
-        if problem:
-            os.waitpid(self.worker, 0)
+        if not problem:
+            try:
+                self.pump = Pump(output, self.log, self.launch["log_bytes"])
+                return ""
+            except RuntimeError as error:  # No more threads.
+                problem = str(error)
+                os.kill(self.worker, signal.SIGKILL)
+        os.close(output)
+        os.waitpid(self.worker, 0)
         return problem
 
-    def _become_worker(self, parent: int, into: int) -> None:
+    def _become_worker(self, parent: int, into: int, says: int) -> None:
         """In the fork. Returns when the rest is done by the warm interpreter."""
         try:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -243,7 +262,7 @@ class Supervisor:
             os.close(self.ready)
             os.setsid()
             self._apply_limits()
-            self._connect_streams()
+            self._connect_streams(says)
             os.chdir(self.launch["cwd"])
             if self.how == "forked":
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
@@ -269,12 +288,12 @@ class Supervisor:
                 resource.setrlimit(which, tuple(limits))
         os.umask(self.launch["umask"])
 
-    def _connect_streams(self) -> None:
+    def _connect_streams(self, says: int) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        for number, fd in enumerate((nothing, self.log, self.log)):
+        for number, fd in enumerate((nothing, says, says)):
             os.dup2(fd, number)
-        os.close(nothing)
-        os.close(self.log)
+        for fd in (nothing, says, self.log):
+            os.close(fd)
 
     def _announce(self) -> None:
         us, worker = containment.look_up(os.getpid()), containment.look_up(self.worker)
@@ -319,7 +338,8 @@ class Supervisor:
             if now_s >= tick_s:
                 tick_s = now_s + TICK_S
                 self._look_for_server(now_s)
-                bound(self.log, self.launch["log_bytes"])
+                if self.pump is not None:
+                    self.pump.look()
                 self._note_tree()
             if self.kill_at_s is not None and now_s >= self.kill_at_s:
                 self.kill_at_s = None
@@ -415,6 +435,69 @@ class Supervisor:
                 print(f"{EXIT}: {error.strerror}", file=sys.stderr, flush=True)
                 signal.sigtimedwait((WAKE,), TICK_S)
         self.box.remove()
+
+
+class Pump:
+    """Takes what the worker says out of a pipe into its log, in a thread: so whoever says more than there is room for
+    waits until the beginning was given up, and the log is never larger than it may be.
+
+    Short pieces are gathered for a moment. What a full disk does not take is lost, and the worker goes on.
+    """
+
+    def __init__(self, output: int, log: int, most_bytes: int) -> None:
+        """Raises `RuntimeError` when there can be no thread."""
+        self._output, self._log, self._most = output, log, most_bytes
+        self._chunk = max(_BLOCK, min(_WIDE, most_bytes // 8))
+        self._lost = 0
+        self._writing = _thread.allocate_lock()
+        self._over = _thread.allocate_lock()
+        self._over.acquire()
+        _thread.start_new_thread(self._run, ())
+
+    def finish(self) -> None:
+        """All that was said is in the log. Whoever could say more has ended, unless somebody else holds the pipe: who
+        does is not waited for."""
+        if self._over.acquire(timeout=_LAST_WORDS_S):
+            os.close(self._output)
+        self.look()
+
+    def look(self) -> None:
+        """A worker may also write to its log by itself."""
+        if self._writing.acquire(timeout=_GATHER_S):
+            try:
+                bound(self._log, self._most)
+            finally:
+                self._writing.release()
+
+    def _run(self) -> None:
+        try:
+            while data := os.read(self._output, self._chunk):
+                self._keep(data)
+                if len(data) < self._chunk:
+                    time.sleep(_GATHER_S)
+        finally:
+            self._over.release()
+
+    def _keep(self, data: bytes) -> None:
+        if self._lost:
+            data = b"\n[%d bytes were lost: the disk was full]\n" % self._lost + data
+        before, self._lost = self._lost, 0
+        rest = memoryview(data)
+        try:
+            with self._writing:
+                bound(self._log, self._most - len(data))
+                while rest:
+                    rest = rest[os.write(self._log, rest) :]
+        except OSError:
+            self._lost = before + len(rest)
+
+
+def _wide_pipe() -> tuple[int, int]:
+    """One that takes as much at once as it may."""
+    output, says = os.pipe2(os.O_CLOEXEC)
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(output, _F_SETPIPE_SZ, _WIDE)
+    return output, says
 
 
 def _command_line(pid: int) -> bytes:
