@@ -49,6 +49,7 @@ _LONGEST_TEXT = 200
 _SHORT_S, _LONGEST_REST_S = 0.005, 1.0
 _LONGEST_LOOK_S = 5.0
 """For what a failed worker's log says."""
+_LONGEST_PREPARATION_S = 30.0
 _TROUBLE_IS_OVER_S = 120.0
 
 
@@ -414,7 +415,11 @@ class Loop:
             self.book.record(active.number, moved, e.Moved(node="", by="stretto"))
 
     def _situation(self, active: Active) -> reconcile.Situation:
-        driver = self.drivers.get(active.number)
+        with self._about(active):
+            return self._as_seen(active, self.drivers.get(active.number))
+        return self._as_seen(active, None)
+
+    def _as_seen(self, active: Active, driver: Driver | None) -> reconcile.Situation:
         failing = driver is not None and driver.failing
         hindered = active.job.not_before_s > self.clock() or self._is_hindered(active.number)
         return reconcile.Situation(
@@ -552,9 +557,13 @@ class Loop:
         self._readied.add(number)
         prepare, prepared = self.site.preparation(active, self._around), None
         try:
-            prepared = await aside(prepare) if prepare is not None else None
+            if prepare is not None:
+                async with asyncio.timeout(_LONGEST_PREPARATION_S):
+                    prepared = await aside(prepare)
             if self.book.active(number) is active and number not in self.drivers:
                 self.drivers[number] = self.site.driver(active, self._around, prepared)
+            if active.job.workers:
+                self.troubles.pop(number, None)
         except Exception as error:
             self._in_trouble(active, error)
         finally:
@@ -653,7 +662,7 @@ class Loop:
     async def _explain(self, active: Active, worker: Worker, exit: Exit, look: Callable[[], str]) -> None:
         """With what its log says, if that can be read within a moment."""
         text = ""
-        with contextlib.suppress(OSError, TimeoutError):
+        with contextlib.suppress(Exception):
             async with asyncio.timeout(_LONGEST_LOOK_S):
                 text = await aside(look)
         self._over(active, worker, msgspec.structs.replace(exit, text=text) if text else exit)

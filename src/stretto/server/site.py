@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from stretto.backends.protocol import Backend, Launch
+from stretto.backends.protocol import Backend, Launch, LaunchFault
 from stretto.core import cycle, preempting
 from stretto.core.cycle import CycleState
 from stretto.core.policy import Policy
@@ -148,12 +148,16 @@ class LocalSite:
 
     def _helper(self, active: Active, event: e.Launched, driver: Driver) -> Launch:
         """It has nothing of the job's surroundings, and no limits."""
+        try:
+            command = driver.helper_command(event.worker)
+        except OSError as error:
+            raise LaunchFault(f"{error.filename}: {error.strerror}") from None
         return Launch(
             id=event.launch,
             job=active.number,
             worker=event.worker,
             node=event.seat.node,
-            command=driver.helper_command(event.worker),
+            command=command,
             warm=False,
             cwd=str(self._folder / active.job.id),
             env={name: self._environment[name] for name in ("PATH", "LANG", "TZ") if name in self._environment},

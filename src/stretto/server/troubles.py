@@ -48,7 +48,7 @@ def is_final(error: Exception) -> bool:
 
 def is_the_machines(error: Exception) -> bool:
     """Whether others have it too: it is not held against the job."""
-    return isinstance(error, OSError) and error.errno in _MACHINES
+    return isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno in _MACHINES)
 
 
 def told(error: Exception) -> str:
@@ -56,6 +56,8 @@ def told(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         text = f"{where}{error.strerror}"
+    elif isinstance(error, TimeoutError):
+        text = "its folder does not answer"
     elif is_final(error):
         text = str(error)
     else:

@@ -146,8 +146,12 @@ class Runs:
         is just coming finds the lock taken or the exit written, and starts nothing.
         """
         path = str(self.path(launch))
-        lock = supervisor.take(path)
-        if lock < 0:
+        try:
+            lock: int | None = supervisor.take(path)
+        except jobfiles.Spoilt:
+            # Somebody has put something else in its place. Whoever holds it, or not, is ended.
+            lock = None
+        if lock is not None and lock < 0:
             return None if os.path.isdir(path) else lost(launch, "it was never started", at_s)
         try:
             if (written := self.exit(launch)) is not None:
@@ -163,7 +167,8 @@ class Runs:
             supervisor.write(path, supervisor.EXIT, _words(exit))
             return exit
         finally:
-            os.close(lock)
+            if lock is not None:
+                os.close(lock)
 
     def remove(self, launch: str) -> None:
         """Take the directory away: all at once for anybody who looks, then piece by piece. And its control groups."""
