@@ -479,17 +479,16 @@ class Pump:
             self._over.release()
 
     def _keep(self, data: bytes) -> None:
-        if self._lost:
-            data = b"\n[%d bytes were lost: the disk was full]\n" % self._lost + data
-        before, self._lost = self._lost, 0
-        rest = memoryview(data)
+        lost, self._lost = self._lost, 0
+        note = b"\n[%d bytes were lost: the disk was full]\n" % lost if lost else b""
+        rest = memoryview(note + data)
         try:
             with self._writing:
-                bound(self._log, self._most - len(data))
+                bound(self._log, self._most - len(rest))
                 while rest:
                     rest = rest[os.write(self._log, rest) :]
         except OSError:
-            self._lost = before + len(rest)
+            self._lost = len(rest) if len(rest) <= len(data) else lost + len(data)
 
 
 def _wide_pipe() -> tuple[int, int]:
