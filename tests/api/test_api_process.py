@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import sqlite3
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 from api_client import Api, alive_in, api_of, eventually, kill, options, serving
 
 from made_up_nvml import put
+from stretto import jobfiles
 from stretto.api.process import Info, down, running, serve
 from stretto.errors import NotFound, StrettoError
 
@@ -212,6 +216,103 @@ def test_ended_jobs_are_forgotten_in_time(tmp_path: Path) -> None:
         assert (tmp_path / "jobs" / kept["id"]).exists()
         assert api.submit("true")["number"] == kept["number"] + 1
         eventually(lambda: api.get("/v1/cluster").json["jobs"]["succeeded"] <= 1)
+
+
+def test_what_was_learned_of_a_class_goes_with_its_last_job(tmp_path: Path) -> None:
+    def classes(api: Api) -> list[str]:
+        return [found["name"] for found in api.get("/v1/classes").json["items"]]
+
+    serve(options(tmp_path), detach=True)
+    api = api_of(tmp_path)
+    for name in ("lasting", "passing"):
+        api.until(api.submit("true", name=name)["id"], "succeeded")
+    kept = api.submit("sleep 600", name="lasting")
+    eventually(lambda: classes(api) == ["lasting", "passing"])
+    down(tmp_path)
+    with serving(tmp_path, retention_s=1.0) as api:
+        eventually(lambda: classes(api) == ["lasting"])
+        assert api.job(kept["id"])["phase"] == "running"
+    with contextlib.closing(sqlite3.connect(tmp_path / "stretto.db")) as store, store:
+        store.execute("INSERT INTO learned SELECT 'of nobody', value FROM learned WHERE key = 'lasting'")
+    with serving(tmp_path) as api:
+        # It has ended, and is still there.
+        eventually(lambda: classes(api) == ["lasting"])
+
+
+def test_no_folder_of_a_job_keeps_others_from_being_removed(tmp_path: Path) -> None:
+    """However deep it is."""
+    deep = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
+    (tmp_path / "deep.py").write_text(f"import os\nos.chdir(os.environ['STRETTO_JOB_FOLDER'])\n{deep}")
+    data = tmp_path / "data"
+    serve(options(data), detach=True)
+    api = api_of(data)
+    first, second = api.submit(f"{sys.executable} {tmp_path}/deep.py"), api.submit("true")
+    for job in (first, second):
+        api.until(job["id"], "succeeded")
+    down(data)
+    with serving(data, retention_s=1.0):
+        try:
+            for job in (first, second):
+                eventually(lambda job=job: not (data / "jobs" / job["id"]).exists())
+            eventually(lambda: os.listdir(data / "jobs") == [])
+        finally:
+            # Whoever removes the folders of tests cannot.
+            jobfiles.remove(data / "jobs" / first["id"], root=data / "jobs")
+
+
+def test_a_data_directory_that_is_open_to_others_is_closed_once(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "jobs" / "1" / "logs").mkdir(parents=True)
+    log, other = data / "jobs" / "1" / "logs" / "w0.log", data / "jobs" / "1" / "mine"
+    for path in (log, other):
+        path.write_text("x")
+        path.chmod(0o644)
+    folders = [data, data / "jobs", data / "jobs" / "1", data / "jobs" / "1" / "logs"]
+    for path in folders:
+        path.chmod(0o755)
+    for times in (1, 1):
+        with serving(data) as api:
+            job = api.until(api.submit("echo x")["id"], "succeeded")
+            new = data / "jobs" / job["id"]
+            for path in (*folders, new, new / "logs"):
+                assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
+            for path in (log, new / "logs" / "w0.log", data / "token", data / "server.json", data / "stretto.db"):
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+            assert stat.S_IMODE(other.stat().st_mode) == 0o644
+        assert (data / "server.log").read_text().count("was open to others (0755)") == times
+
+
+def test_a_data_directory_with_others_files_in_it_is_left_to_them(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "jobs").mkdir(parents=True)
+    (data / "photos").mkdir()
+    for path in (data, data / "jobs", data / "photos"):
+        path.chmod(0o755)
+    with serving(data):
+        assert [stat.S_IMODE((data / name).stat().st_mode) for name in (".", "jobs", "photos")] == [0o755, 0o700, 0o755]
+        assert "there is photos in it" in (data / "server.log").read_text()
+
+
+def test_readyz_tells_of_jobs_that_are_in_trouble(tmp_path: Path) -> None:
+    """And is ready all the same."""
+    journal = tmp_path / "jobs" / "1" / "journal"
+    with serving(tmp_path) as api:
+        assert api.get("/readyz").json["troubled"] == 0
+        journal.parent.mkdir(parents=True)
+        journal.write_bytes(Path("/bin/sleep").read_bytes())
+        journal.chmod(0o700)
+        with subprocess.Popen(["sleep", "600"], executable=journal) as busy:
+            job = api.submit("true", elastic={"min": 1, "max": 1}, retries=20)
+            try:
+                eventually(lambda: api.get("/readyz").json["troubled"] == 1)
+                assert api.get("/readyz").status == 200
+                eventually(lambda: "Text file busy" in api.get(f"/v1/jobs/{job['id']}/events").text)
+                api.until(api.submit("true")["id"], "succeeded")
+            finally:
+                busy.kill()
+        journal.unlink()
+        api.until(job["id"], "succeeded")
+        assert api.get("/readyz").json["troubled"] == 0
 
 
 def test_what_is_written_about_the_server(tmp_path: Path) -> None:

@@ -113,3 +113,24 @@ def test_no_field_can_be_left_out_or_changed_in_kind(message: Message, data: st.
     for wrong in ({k: v for k, v in given_fields.items() if k != name}, {**given_fields, name: {"no": [None]}}):
         with pytest.raises(MessageError, match=name):
             decode(json.dumps(wrong))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metrics": {"\ud800": 1.0}},
+        {"stuck": [{"seconds": 1.0, "line": "\udfff"}]},
+        {"stuck": [{"seconds": 1.0, "stack": ["a", "\ud800"]}]},
+    ],
+)
+def test_halves_of_characters_are_refused(fields: dict[str, object]) -> None:
+    """One in an event, and nothing more could be written into the database: of no job."""
+    given = {"kind": "heartbeat", "generation": 1, "loop": 0, "step": 0, "applied": 0}
+    assert decode(json.dumps(given))
+    with pytest.raises(MessageError, match="half a character"):
+        decode(json.dumps({**given, **fields}))
+
+
+def test_what_is_nested_without_end_is_refused() -> None:
+    with pytest.raises(MessageError):
+        decode("[" * 100_000)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stretto.jobs.model import Context, Job
-from stretto.server.asked import argv, command, environment, workdir
+from stretto.server.asked import argv, class_of, command, environment, workdir
 from stretto.spec.model import JobFile
 
 
@@ -82,3 +82,13 @@ def test_variables_come_from_server_submitter_and_job_file_in_this_order() -> No
     )
     assert "SECRET" not in env
     assert workdir(job, file) == "/home/me/sub"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"run": "train --fast"}, {"run": ["train", "--fast"]}, {"run": "train", "name": "digits"}]
+)
+def test_the_class_of_a_stored_job_is_what_it_asked_for(fields: dict[str, object]) -> None:
+    file = JobFile.model_validate(fields)
+    spec = file.model_dump(mode="json", exclude_unset=True)
+    job = Job(number=1, name="x", user="me", submitted_s=0.0, spec=spec, context=Context(cwd="/"), level="rigid")
+    assert class_of(job) == file.request("x").klass

@@ -42,7 +42,8 @@ def test_a_file_in_the_way_of_a_launch_is_its_end(tmp_path: Path, level: str) ->
             after = await m.submit("true", name="after")
             failed = await m.ended(job, "failed")
             assert str(tmp_path / "data" / "jobs" / "1" / "logs") in failed.message
-            assert failed.failures == 1
+            # It would be the same the next time.
+            assert failed.failures == 0
             await m.ended(after)
 
     play(story())

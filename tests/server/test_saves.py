@@ -12,6 +12,7 @@ import pytest
 from machine import play
 from played_machine import played
 
+from stretto import jobfiles
 from stretto.server import loss
 from stretto.server.saves import Saves
 
@@ -175,3 +176,23 @@ def test_where_it_takes_long_it_is_looked_seldom(tmp_path: Path, monkeypatch: py
             assert len(looks) == 1
 
     play(story())
+
+
+def test_folders_without_end_and_what_is_no_file(folder: Folder) -> None:
+    """They are passed over, and what is beside them counts."""
+    folder.write("model.pt", 900.0)
+    os.mkfifo(folder.path / "other.pt")
+    os.utime(folder.path / "other.pt", (950.0, 950.0))
+    (folder.path / "link.pt").symlink_to("/dev/null")
+    (folder.path / "loop").symlink_to(folder.path)
+    fd = os.open(folder.path, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=fd)
+        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
+    try:
+        assert folder.saves.newest_s() == 900
+    finally:
+        jobfiles.remove(folder.path / "d", root=folder.path)

@@ -219,6 +219,8 @@ class NewTokenAnswer(TokenAnswer, frozen=True, kw_only=True):
 class HealthAnswer(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     version: str
+    troubled: int = 0
+    """Jobs that something keeps from going on, and nobody else; their events say what."""
 
 
 class List(msgspec.Struct, Generic[Item], frozen=True):

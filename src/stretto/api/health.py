@@ -31,7 +31,8 @@ async def readyz(server: Server) -> Response:
     """Whether it takes jobs; a 503 says why not."""
     if trouble := server.plane.ready:
         raise Unavailable(trouble, hint="it may get well by itself; the server's log says more")
-    return answers.json(answers.HealthAnswer(status="ready", version=stretto.__version__))
+    troubled = len(server.plane.loop.troubles)
+    return answers.json(answers.HealthAnswer(status="ready", version=stretto.__version__, troubled=troubled))
 
 
 @router.get("/metrics", responses=text_answer("text/plain", "Prometheus' text format."))

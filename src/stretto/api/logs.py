@@ -6,17 +6,17 @@ characters only.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import stat
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from stretto import jobfiles
 from stretto.errors import NotFound, UsageError
 
 _WORKER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_MOST_NAMES = 100_000
 _BLOCK = 2**16
 _LONGEST_TAIL = 16 * 2**20
 """However long its lines are, a tail is no longer."""
@@ -33,50 +33,28 @@ class Text(NamedTuple):
 class LogFolder:
     """The logs of one job. `root` is trusted, what is below it is not: jobs can write there."""
 
-    def __init__(self, root: Path, folder: Path) -> None:
-        self._root, self._parts = root, folder.relative_to(root).parts
+    def __init__(self, root: Path, folder: Path, known: Callable[[str], bool] | None = None) -> None:
+        """`known`: whether there was ever a worker of that name; jobs can make files of any."""
+        self._root, self._folder, self._known = root, folder, known
 
     def workers(self) -> list[str]:
         """Those that have a log, in the order they came."""
-        with self._folder() as folder:
-            names = os.listdir(folder) if folder >= 0 else []
+        try:
+            names = jobfiles.names(self._folder, _MOST_NAMES, root=self._root)
+        except OSError:
+            return []
         found = [name[:-4] for name in names if name.endswith(".log") and _WORKER.fullmatch(name[:-4])]
+        found = [name for name in found if self._known is None or self._known(name)]
         return sorted(found, key=lambda name: [int(part) if part.isdigit() else part for part in _split(name)])
 
     def open(self, worker: str) -> int:
         """A descriptor for reading its log. Raises `NotFound`."""
         if not _WORKER.fullmatch(worker):
             raise UsageError(f"{worker!r} is not the name of a worker", hint="they are called w0, w1 and so on")
-        with self._folder() as folder:
-            try:
-                fd = os.open(f"{worker}.log", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-            except OSError:
-                raise _no_log(worker) from None
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise _no_log(worker)
-        return fd
-
-    @contextlib.contextmanager
-    def _folder(self) -> Iterator[int]:
-        """Step by step, through no link; -1 if it is not there."""
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        fd = -1
         try:
-            fd = os.open(self._root, flags)
-            for part in self._parts:
-                inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=fd)
-                os.close(fd)
-                fd = inner
+            return jobfiles.opened(self._folder / f"{worker}.log", root=self._root)
         except OSError:
-            if fd >= 0:
-                os.close(fd)
-            fd = -1
-        try:
-            yield fd
-        finally:
-            if fd >= 0:
-                os.close(fd)
+            raise _no_log(worker) from None
 
 
 def start(fd: int) -> int:
@@ -93,7 +71,8 @@ def read(fd: int, offset: int, limit: int, *, final: bool) -> Text:
     log is `final`."""
     first = start(fd)
     offset = max(offset, first)
-    data = os.pread(fd, limit, offset)
+    # A job can make its log so long that what is asked for would reach beyond all numbers.
+    data = os.pread(fd, max(0, min(limit, os.fstat(fd).st_size - offset)), offset)
     if offset == first and first:
         skipped = len(data) - len(data.lstrip(b"\0"))
         skipped += _inner_bytes(data[skipped:])

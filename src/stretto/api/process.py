@@ -21,7 +21,6 @@ import http.client
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -35,7 +34,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 import stretto
-from stretto import tuning
+from stretto import jobfiles, tuning
+from stretto.api.tightening import tighten
 from stretto.backends.local.runs import FolderInUse, server_lock, serving
 from stretto.backends.local.supervisor import is_held
 from stretto.clock import Clock
@@ -48,6 +48,9 @@ _TIDY_EVERY_S = 3600.0
 _LOOK_S = 0.02
 _LOG_BYTES = 8 * 2**20
 _PRUNED_AT_ONCE = 500
+_SMALL = 1 << 16
+"""More is in none of our own files."""
+_MOST_FOLDERS = 10_000_000
 
 _log = logging.getLogger("stretto.server")
 
@@ -139,7 +142,9 @@ def _holding(data: Path) -> Iterator[None]:
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         with serving(data):
-            server_lock(data).write_text(f"{os.getpid()}\n")
+            _write_holder(data)
+            for said in tighten(data):
+                _log.warning("%s", said)
             with contextlib.suppress(FileNotFoundError):
                 (data / "server.json").unlink()
             yield
@@ -180,7 +185,7 @@ async def _serve(options: Options, ready: Callable[[Info], None], clock: Clock) 
     async with _opened(options, data, clock) as (app, listening, info):
         server = HttpServer(app, listening)
         await server.start()
-        _write_atomically(data / "server.json", msgspec.json.encode(info), 0o644)
+        _write_atomically(data / "server.json", msgspec.json.encode(info), 0o600)
         tidying = asyncio.create_task(_tidy_now_and_then(app.state.parts, data, options.retention_s))
         _log.info("ready at %s: %s, data in %s", info.url, info.slots, data)
         try:
@@ -270,7 +275,7 @@ def _ensure_token(data: Path, store: Any, now_s: float) -> None:
 
     path = data / "token"
     try:
-        secret = path.read_text().strip()
+        secret = jobfiles.read(path, _SMALL).decode().strip()
     except (OSError, UnicodeDecodeError):
         secret = ""
     if secret and store.token_by_hash(digest_of(secret)) is not None:
@@ -296,8 +301,11 @@ async def _tidy_now_and_then(parts: Any, data: Path, retention_s: float) -> None
     while True:
         try:
             await _tidy(parts, data, parts.plane.clock() - retention_s)
-        except (StrettoError, OSError) as error:
-            _log.warning("tidying up: %s", error)
+        except Exception as error:
+            # What cannot be removed today may be tomorrow, and there is more to remove.
+            _log.warning(
+                "tidying up: %s", error, exc_info=None if isinstance(error, (StrettoError, OSError)) else error
+            )
         await asyncio.sleep(min(_TIDY_EVERY_S, max(1.0, retention_s / 10)))
 
 
@@ -307,18 +315,26 @@ async def _tidy(parts: Any, data: Path, before_s: float) -> None:
     while await asyncio.wrap_future(store.prune(before_s, _PRUNED_AT_ONCE)) == _PRUNED_AT_ONCE:
         pass
     parts.observed.recount(await asyncio.to_thread(store.count))
+    await parts.plane.forget_classes_without_jobs()
     await asyncio.to_thread(_remove_folders, store, data / "jobs", parts.plane.told(before_s))
     _bound_log(data)
 
 
 def _remove_folders(store: Any, jobs: Path, before_s: float) -> None:
     """Those of jobs that nobody knows any more. A folder that has changed since then is a newer job's."""
-    if not jobs.is_dir():
-        return
-    for entry in list(os.scandir(jobs)):
-        old = entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime < before_s
-        if old and entry.name.isdecimal() and store.job(int(entry.name)) is None:
-            shutil.rmtree(entry.path, ignore_errors=True)
+    jobfiles.remove_gone(jobs)
+    for name in _numbers(jobs):
+        with contextlib.suppress(FileNotFoundError):
+            old = (jobs / name).lstat().st_mtime < before_s
+            if old and store.job(int(name)) is None:
+                jobfiles.remove(jobs / name, root=jobs)
+
+
+def _numbers(jobs: Path) -> list[str]:
+    try:
+        return [name for name in jobfiles.names(jobs, _MOST_FOLDERS) if name.isdecimal() and len(name) < 19]
+    except FileNotFoundError:
+        return []
 
 
 def _bound_log(data: Path) -> None:
@@ -335,7 +351,7 @@ def _bound_log(data: Path) -> None:
 
 
 def _connect_log(path: Path) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    fd = jobfiles.opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
@@ -414,18 +430,22 @@ def set_up_logging() -> None:
 
 
 def _write_atomically(path: Path, contents: bytes, mode: int) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    with open(fd, "wb") as file:
-        file.write(contents)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    jobfiles.write(path, contents, mode=mode, durable=True)
+
+
+def _write_holder(data: Path) -> None:
+    """Who holds the directory, into the file that is locked."""
+    fd = jobfiles.opened(server_lock(data), os.O_WRONLY)
+    try:
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+    finally:
+        os.close(fd)
 
 
 def _read_info(data: Path) -> Info | None:
     try:
-        return msgspec.json.decode((data / "server.json").read_bytes(), type=Info)
+        return msgspec.json.decode(jobfiles.read(data / "server.json", _SMALL), type=Info)
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -433,7 +453,7 @@ def _read_info(data: Path) -> Info | None:
 def _holder(data: Path) -> int:
     """The process that holds the directory, as it said itself; 0 if that cannot be read."""
     try:
-        return int(server_lock(data).read_text())
+        return int(jobfiles.read(server_lock(data), _SMALL))
     except (OSError, ValueError):
         return 0
 
@@ -478,7 +498,7 @@ def _ask(data: Path, method: str, path: str) -> dict[str, Any]:
         raise Unavailable(f"the server in {data} is not ready", hint="try again later")
     connection = http.client.HTTPConnection(urlsplit(info.url).netloc, timeout=30)
     try:
-        secret = (data / "token").read_text().strip()
+        secret = jobfiles.read(data / "token", _SMALL).decode().strip()
         connection.request(method, path, headers={"Authorization": f"Bearer {secret}"})
         answer = connection.getresponse()
         found: dict[str, Any] = msgspec.json.decode(answer.read())

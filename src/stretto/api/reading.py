@@ -17,6 +17,7 @@ from stretto.api.jobs import LARGEST, number
 from stretto.api.parts import Parts, Server, Viewer, parts_of
 from stretto.errors import NotFound, StrettoError, UsageError
 from stretto.jobs.model import Job
+from stretto.server.drivers.service import HELPERS
 
 _LIMIT = 2**20
 _LARGEST_LIMIT = 16 * 2**20
@@ -90,6 +91,8 @@ async def follow_logs(socket: WebSocket, job: str) -> None:
         found = await server.plane.job(job)
         worker, tail = socket.query_params.get("worker"), socket.query_params.get("tail")
         lines = None if tail is None else min(number(tail, "tail"), _MOST_LINES)
+        if worker is not None:
+            await asyncio.to_thread(_is_a_name, _folder(server, found), worker)
         follower = Follower(server, found, worker, lines)
     except StrettoError as error:
         await socket.send_denial_response(problems.response(error))
@@ -105,10 +108,6 @@ class Follower:
         self._server, self._job, self._tail = server, job, tail
         self._folder = _folder(server, job)
         self._only = worker
-        if worker is not None:
-            with contextlib.suppress(NotFound):
-                # Whether it is a name at all; the log itself may come later.
-                os.close(self._folder.open(worker))
         self._open: dict[str, int] = {}
         self._next: dict[str, int] = {}
         self._first = True
@@ -171,6 +170,12 @@ class Follower:
         return told
 
 
+def _is_a_name(folder: logs.LogFolder, worker: str) -> None:
+    """The log itself may come later."""
+    with contextlib.suppress(NotFound):
+        os.close(folder.open(worker))
+
+
 async def _gone(socket: WebSocket) -> None:
     """Until the listener hangs up; whatever it says is not for us."""
     while (await socket.receive())["type"] != "websocket.disconnect":
@@ -178,7 +183,14 @@ async def _gone(socket: WebSocket) -> None:
 
 
 def _folder(server: Parts, job: Job) -> logs.LogFolder:
-    return logs.LogFolder(server.plane.folder, server.plane.logs(job))
+    """Of the workers that it ever had, whatever else it has put there."""
+
+    def known(name: str) -> bool:
+        active = server.plane.book.active(job.number)
+        launches = (job if active is None else active.job).launches
+        return name in HELPERS or (name[0] == "w" and name[1:].isdecimal() and int(name[1:]) < launches)
+
+    return logs.LogFolder(server.plane.folder, server.plane.logs(job), known)
 
 
 def _read(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from stretto import jobfiles
 from stretto.errors import Unavailable, UsageError
 
 
@@ -84,6 +85,6 @@ def _left_here(folder: Path) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return jobfiles.read(path, 1 << 16).decode().strip()
     except (OSError, UnicodeDecodeError):
         return ""

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from stretto import jobfiles
 from stretto.control.roster import Generation, Settings, State, Worker
 
 Record: TypeAlias = Mapping[str, Any]
@@ -28,6 +29,14 @@ _log = logging.getLogger(__name__)
 _AGAIN_S = 0.5
 _LATEST_OUT = 64
 """Who is out and has surely ended is remembered for a while, should it turn up all the same."""
+_MOST_BYTES = 1 << 24
+"""Of a file; some thousand generations of a large job."""
+_MANY = 1000
+"""So many records are made few before anybody waits for them."""
+
+
+class JournalError(ValueError):
+    """What is there is no journal, or is damaged. Nobody can coordinate its job any more."""
 
 
 class Journal(Protocol):
@@ -117,8 +126,13 @@ def _who_formed(state: State, gen: Generation) -> str:
 def replay(records: Iterable[Record], settings: Settings, now_s: float = 0.0) -> State:
     """The state of a coordinator that starts now: nobody is connected, nobody is lost yet."""
     state = State(settings=settings, want=settings.want)
-    for record in records:
-        state = _apply(state, record, now_s)
+    for number, record in enumerate(records, 1):
+        try:
+            state = _apply(state, record, now_s)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise JournalError(
+                f"record {number} of the journal does not fit ({type(error).__name__}: {error}); start the job anew"
+            ) from None
     return state
 
 
@@ -147,7 +161,7 @@ def _apply(state: State, record: Record, now_s: float) -> State:
         return replace(state, failed=record["reason"])
     if kind == "done":
         return replace(state, done=True)
-    raise ValueError(f"the journal has a record of unknown kind {kind!r}; it was written by a newer version")
+    raise JournalError(f"the journal has a record of unknown kind {kind!r}; it was written by a newer version")
 
 
 def _announced(state: State, record: Record, now_s: float) -> State:
@@ -184,15 +198,15 @@ def _out(state: State, record: Record, now_s: float) -> State:
     return state.with_worker(gone)
 
 
-def read(path: Path) -> list[Record]:
+def read(path: Path, root: Path | None = None) -> list[Record]:
     """All whole lines. A torn last line was never announced: it is cut off, so that the next one starts clean."""
     try:
-        text = path.read_bytes()
+        text = jobfiles.read(path, _MOST_BYTES, root=root)
     except FileNotFoundError:
         return []
     whole, end, torn = text.rpartition(b"\n")
     if torn:
-        with path.open("r+b") as file:
+        with open(jobfiles.opened(path, os.O_RDWR, root=root), "r+b") as file:
             file.truncate(len(whole) + len(end))
             os.fsync(file.fileno())
     return [_line(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
@@ -201,33 +215,41 @@ def read(path: Path) -> list[Record]:
 def _line(path: Path, number: int, line: bytes) -> Record:
     try:
         record = json.loads(line)
-    except ValueError as error:
-        raise ValueError(
+    except (ValueError, RecursionError) as error:
+        raise JournalError(
             f"{path}:{number}: damaged journal line ({error}); restore the file or start the job anew"
         ) from None
     if not isinstance(record, dict) or "kind" not in record:
-        raise ValueError(f"{path}:{number}: not a journal record")
+        raise JournalError(f"{path}:{number}: not a journal record")
     return record
 
 
 class FileJournal:
     """A file that grows. `write` returns when the records are on disk; where there is no room for them, or the disk
-    fails, they are written again and again until they are."""
+    fails, they are written again and again until they are. Below `root` anybody may have replaced it."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        new = not path.exists()
-        self._file = path.open("ab", buffering=0)
+    def __init__(self, path: Path, root: Path | None = None) -> None:
+        self._path, self._root = path, root
+        self._loaded: list[Record] | None = None
+        fd = jobfiles.opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, root=root)
+        self._file = open(fd, "ab", buffering=0)  # noqa: SIM115
         self._size: int | None = None
         """Of what was written whole."""
         self._torn = False
         """Whether there may be more behind that."""
         self._again: TimerHandle | None = None
-        if new:
+        if not os.fstat(fd).st_size:
             _sync_folder(path.parent)
 
+    def load(self, settings: Settings) -> None:
+        """In a thread: read it, and find out whether it can be understood, so that `read` has little to do."""
+        records = read(self._path, self._root)
+        state = replay(records, settings)
+        self._loaded = kept(state) if len(records) > _MANY else records
+
     def read(self) -> list[Record]:
-        return read(self._path)
+        loaded, self._loaded = self._loaded, None
+        return read(self._path, self._root) if loaded is None else loaded
 
     def write(self, records: Sequence[Record], state: State | None = None) -> Future[None] | None:
         data = b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records)

@@ -28,9 +28,6 @@ class ClusterElasticDriver(ElasticDriver):
     def _journal(self) -> Journal:
         return ObjectJournal(self._entry.card)
 
-    def _announce(self) -> None:
-        """A Service has the same address for ever."""
-
     def environment(self, worker: str, seat: Seat, member: int, size: int) -> dict[str, str]:
         """But for the secret and the address, which its pod knows from elsewhere."""
         file, entry = self.active.file, self._entry

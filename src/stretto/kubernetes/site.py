@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from stretto.backends.protocol import Exit, Launch
+from stretto.backends.protocol import Launch
 from stretto.core.snapshot import GPU
 from stretto.jobs import events as e
 from stretto.jobs.model import Worker
@@ -106,7 +106,10 @@ class ClusterSite:
 
     # Drivers and launches.
 
-    def driver(self, active: Active, around: Surroundings) -> Driver:
+    def preparation(self, active: Active, around: Surroundings) -> None:
+        """Its journal was read with its object."""
+
+    def driver(self, active: Active, around: Surroundings, prepared: object = None) -> Driver:
         return driver_for(active, around, self._register[active.number])
 
     def launch(self, active: Active, event: e.Launched, size: int, driver: Driver) -> Launch:
@@ -122,6 +125,5 @@ class ClusterSite:
             log="",
         )
 
-    def explained(self, active: Active, worker: Worker, exit: Exit) -> Exit:
+    def explanation(self, active: Active, worker: Worker) -> None:
         """Its pod has said already how its log ends."""
-        return exit

@@ -277,7 +277,7 @@ def decode(text: str | bytes) -> Message:
     """The message that was encoded, or `MessageError`."""
     try:
         given = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MessageError(f"not JSON: {error}") from None
     if not isinstance(given, dict):
         raise MessageError("not an object")
@@ -303,7 +303,7 @@ def _read(name: str, wanted: typing.Any, given: object) -> object:
     if origin is tuple and isinstance(given, list):
         return tuple(_read(name, typing.get_args(wanted)[0], item) for item in given)
     if origin is dict and isinstance(given, dict):
-        return {str(key): _read(name, typing.get_args(wanted)[1], item) for key, item in given.items()}
+        return {_whole(name, str(key)): _read(name, typing.get_args(wanted)[1], item) for key, item in given.items()}
     if dataclasses.is_dataclass(wanted) and isinstance(given, dict):
         return _build(typing.cast(type, wanted), given)
     if wanted in (int, float) and isinstance(given, int) and not isinstance(given, bool):
@@ -312,4 +312,13 @@ def _read(name: str, wanted: typing.Any, given: object) -> object:
         raise MessageError(f"{name}: expected {getattr(wanted, '__name__', wanted)}, got {type(given).__name__}")
     if wanted is int and isinstance(given, bool):
         raise MessageError(f"{name}: expected int, got bool")
-    return given
+    return _whole(name, given) if isinstance(given, str) else given
+
+
+def _whole(name: str, text: str) -> str:
+    """Halves of characters can be written as JSON, and nowhere else: not into a database, a log or a terminal."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise MessageError(f"{name}: half a character") from None
+    return text

@@ -57,6 +57,12 @@ def request_of(job: Job, file: JobFile) -> JobRequest:
     )
 
 
+def class_of(job: Job) -> str:
+    """As its request says it, without all the rest: `JobFile.request`."""
+    run = job.spec.get("run", "")
+    return str(job.spec.get("name") or (run if isinstance(run, str) else " ".join(run)))
+
+
 def command(file: JobFile, folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
     """What a worker executes. `setup` comes before it, once for all workers of the job that share the folder."""
     if file.setup is None:

@@ -16,6 +16,7 @@ import msgspec
 
 from stretto.core.estimate.curve import Window
 from stretto.core.request import JobRequest
+from stretto.errors import StrettoError
 from stretto.jobs import events as e
 from stretto.jobs import lifecycle
 from stretto.jobs.model import Job, Seat
@@ -25,6 +26,7 @@ from stretto.store import Entry, Refused, Store, StoreError
 from stretto.tasks import stop
 
 _AGAIN_S = 1.0
+_LONGEST_WHY = 500
 
 
 @dataclass
@@ -136,11 +138,26 @@ class Book:
         self.recovered: Callable[[], None] = lambda: None
         """Called when it can again."""
         self._lanes: dict[object, _Lane] = {}
+        self._unreadable: list[tuple[Job, str]] = []
 
     def load(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            file = JobFile.model_validate(job.spec)
-            self._enter(job, file, request_of(job, file))
+            try:
+                file = JobFile.model_validate(job.spec)
+                request = request_of(job, file)
+            except (ValueError, StrettoError) as error:
+                # Written by another version, or damaged. The others can go on.
+                self._unreadable.append((job, str(error)))
+                continue
+            self._enter(job, file, request)
+
+    def end_unreadable(self) -> None:
+        """Jobs that were loaded and cannot be understood have failed; their workers belong to nobody."""
+        unreadable, self._unreadable = self._unreadable, []
+        for job, why in unreadable:
+            text = f"its job file cannot be read any more: {why[:_LONGEST_WHY]}"
+            event, now_s = e.Ended(phase="failed", message=text), self.clock()
+            self._write(job.number, [Entry(now_s, event, lifecycle.apply(job, event, now_s))])
 
     def active(self, number: int) -> Active | None:
         return self.jobs.get(number)

@@ -13,7 +13,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from stretto.backends.protocol import Backend, Exit, LaunchError, LaunchFault, News, Started
+from stretto.control.journal import JournalError
 from stretto.core import cycle
 from stretto.core.agenda import Agenda
 from stretto.core.cycle import CycleState
@@ -29,13 +30,15 @@ from stretto.core.policy import Policy
 from stretto.errors import StrettoError
 from stretto.jobs import events as e
 from stretto.jobs.model import Job, Seat, Worker
-from stretto.server import deciding, loss, reconcile, taking, view
+from stretto.server import deciding, loss, reconcile, taking, troubles, view
 from stretto.server.book import Active, Book, Said
 from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings
 from stretto.server.estimates import Estimates
 from stretto.server.neighbours import Neighbours
 from stretto.server.site import Decide, Question, Site
+from stretto.server.troubles import Trouble
 from stretto.server.view import Cluster, Hold, Quota
+from stretto.tasks import aside
 
 _log = logging.getLogger("stretto.server")
 
@@ -47,6 +50,10 @@ _LONGEST_TEXT = 200
 _SHORT_S, _LONGEST_REST_S = 0.005, 1.0
 _LOOK_EVERY_S = 5.0
 _NOTHING_THERE = "there is no process of it, no supervisor, and no start under way"
+_LONGEST_LOOK_S = 5.0
+"""For what a failed worker's log says."""
+_LONGEST_PREPARATION_S = 30.0
+_TROUBLE_IS_OVER_S = 120.0
 
 
 @dataclass
@@ -128,12 +135,20 @@ class Loop:
         """Ends of launches that the last server died over, before it had begun them."""
         self._starting: set[str] = set()
         """Launches that are being written down or asked for."""
+        self._heard: set[str] = set()
+        """Launches whose end is known, and not yet what it means."""
         self._unattended: set[str] = set()
         """Launches behind which nothing was when it was last looked."""
         self._look_s = math.inf
         """When what is believed to run is compared with what is there."""
         self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.troubles: dict[int, Trouble] = {}
+        """Of single jobs, by number: for these nothing is done for a while."""
+        self._readied: set[int] = set()
+        """Jobs for whose driver something is being made ready."""
+        self._untold: dict[int, list[tuple[Worker, Exit]]] = {}
+        """Ends of workers whose job has no driver yet, by its number."""
 
     @property
     def cluster(self) -> Cluster:
@@ -141,13 +156,14 @@ class Loop:
 
     async def open(self) -> None:
         """Adopt what runs."""
+        alive = [active for active in self.book if active.job.workers or active.job.helpers]
+        await asyncio.gather(*(self._make_driver(active) for active in alive))
         for active in self.book:
             processes = (*active.job.workers, *active.job.helpers)
             for worker in processes:
                 self._launches[worker.launch] = active.number, worker.name
             if processes:
                 self._look_s = self.clock() + _LOOK_EVERY_S
-                self._driver(active)
             for worker in processes:
                 if worker.leaving:
                     self._deadlines[worker.launch] = self._give_up_s(active)
@@ -236,7 +252,7 @@ class Loop:
                 await self._woken.wait()
 
     def _next_due_s(self) -> float:
-        times = [self._keep_s, self._look_s, *self._deadlines.values()]
+        times = [self._keep_s, self._look_s, *self._deadlines.values(), *self._troubles_end_s()]
         for active in self.book.lively.values():
             times.append(self._limit_s(active))
             if active.job.workers and active.job.not_before_s > self.clock():
@@ -275,7 +291,8 @@ class Loop:
         self.holds, most = view.held(jobs, self.book.names, self.rules.quotas, now_s)
         shown = [active for active in jobs if active.number not in self.holds] if self.holds else jobs
         for number, hold in self.holds.items():
-            self._hold(self.book.jobs[number], hold)
+            with self._about(self.book.jobs[number]):
+                self._hold(self.book.jobs[number], hold)
         return Question(
             jobs=shown, most=most, policy=self.rules.policy, settings=self.rules.settings, state=self.state,
             decide=self._decider, drained=self.rules.drained, now_s=now_s,
@@ -290,7 +307,8 @@ class Loop:
             if active is None:
                 continue
             if active.target or verdict.seats or verdict.rejected:
-                self._apply(active, verdict)
+                with self._about(active):
+                    self._apply(active, verdict)
             else:
                 active.ground = verdict.ground
         for number in answer.stranded:
@@ -352,34 +370,52 @@ class Loop:
     # Acting.
 
     def _act(self) -> None:
+        self._forget_troubles()
         lively = [active for _, active in sorted(self.book.lively.items())]
         concerned = [active for active in lively if active.target or active.job.workers]
         for active in lively:
-            if active.job.level == "service":
-                self._tend_helpers(active)
-            if not active.job.workers and not active.job.helpers and active.job.wish == "cancel":
-                self._finish(active, End("cancelled", active.job.message))
-            elif active.job.node:
-                self._look_at_move(active)
+            with self._about(active):
+                self._tend(active)
         situations = [self._situation(active) for active in concerned]
         for action in reconcile.actions(situations, self.site.floor):
             active_now = self.book.active(action.job)
-            if active_now is None:
-                continue
-            match action:
-                case reconcile.Stop(workers=workers):
-                    self._leave(active_now, workers)
-                    for name in self._driver(active_now).stop(workers):
-                        self._signal(active_now, name, hard=False)
-                case reconcile.Shrink(workers=workers, left=left):
-                    self._leave(active_now, workers)
-                    for name in self._driver(active_now).resize(left, workers):
-                        self._signal(active_now, name, hard=active_now.job.level == "elastic")
-                case reconcile.Start(seats=seats) | reconcile.Grow(seats=seats):
-                    self._launch(active_now, seats)
+            if active_now is not None and not self._is_hindered(active_now.number):
+                with self._about(active_now):
+                    self._carry_out(active_now, action)
         for active in concerned:
             if not active.target:
-                self._hurry(active)
+                with self._about(active):
+                    self._hurry(active)
+
+    def _tend(self, active: Active) -> None:
+        processes, cancelled = active.job.workers or active.job.helpers, active.job.wish == "cancel"
+        if not self._is_hindered(active.number):
+            if active.job.level == "service":
+                self._tend_helpers(active)
+            if processes:
+                self._is_driven(active)
+        elif processes and cancelled:
+            self._give_up(active, End("cancelled", active.job.message))
+        if not processes and cancelled:
+            self._finish(active, End("cancelled", active.job.message))
+        elif active.job.node:
+            self._look_at_move(active)
+
+    def _carry_out(self, active: Active, action: reconcile.Action) -> None:
+        if not self._is_driven(active):
+            return
+        match action:
+            case reconcile.Stop(workers=workers):
+                self._leave(active, workers)
+                for name in self._driver(active).stop(workers):
+                    self._signal(active, name, hard=False)
+            case reconcile.Shrink(workers=workers, left=left):
+                self._leave(active, workers)
+                for name in self._driver(active).resize(left, workers):
+                    self._signal(active, name, hard=active.job.level == "elastic")
+            case reconcile.Start(seats=seats) | reconcile.Grow(seats=seats):
+                self._launch(active, seats)
+        self.troubles.pop(active.number, None)
 
     def _hurry(self, active: Active) -> None:
         """Members that were to leave when others had come: nobody comes any more."""
@@ -398,8 +434,13 @@ class Loop:
             self.book.record(active.number, moved, e.Moved(node="", by="stretto"))
 
     def _situation(self, active: Active) -> reconcile.Situation:
-        driver = self.drivers.get(active.number)
+        with self._about(active):
+            return self._as_seen(active, self.drivers.get(active.number))
+        return self._as_seen(active, None)
+
+    def _as_seen(self, active: Active, driver: Driver | None) -> reconcile.Situation:
         failing = driver is not None and driver.failing
+        hindered = active.job.not_before_s > self.clock() or self._is_hindered(active.number)
         return reconcile.Situation(
             job=active.number,
             level=active.job.level,
@@ -407,7 +448,7 @@ class Loop:
             workers=active.job.workers,
             joined=driver.joined if driver is not None else frozenset(),
             width_milli=active.request.width_milli,
-            paused=active.job.not_before_s > self.clock() or bool(self.book.trouble),
+            paused=hindered or bool(self.book.trouble),
             ending=driver is not None and driver.ending,
         )
 
@@ -434,7 +475,9 @@ class Loop:
 
     def _give_up_s(self, active: Active) -> float:
         """When who is asked to leave now is killed."""
-        driver, grace_s = self._driver(active), active.file.stop.grace
+        driver, grace_s = self.drivers.get(active.number), active.file.stop.grace
+        if driver is None:
+            return self.clock() + grace_s
         if driver.failing and not (driver.end is not None and driver.end.polite):
             return self.clock() + min(_FAILED_GRACE_S, grace_s)
         return self.clock() + grace_s + driver.drain_s
@@ -470,7 +513,7 @@ class Loop:
 
     def _tend_helpers(self, active: Active) -> None:
         """Start what the workers need and is not there; end what is not needed any more."""
-        if active.number not in self.drivers and not active.target:
+        if (active.number not in self.drivers and not active.target) or not self._is_driven(active):
             return
         wanted, job = self._driver(active).helpers, active.job
         for helper in job.helpers:
@@ -495,14 +538,18 @@ class Loop:
         for exit in ends:
             number, name = self._launches[exit.launch]
             active = self.book.active(number)
-            worker = active.job.worker(name) if active is not None else None
-            if active is None or worker is None or self._driver(active).end or self._driver(active).failing:
+            if active is None or not self._is_completed(active, name, exit):
                 self._tell(exit)
-                continue
-            del self._launches[exit.launch]
+
+    def _is_completed(self, active: Active, name: str, exit: Exit) -> bool:
+        """Begin it once more, if its job can and should go on."""
+        with self._about(active):
+            worker, driver = active.job.worker(name), self.drivers.get(active.number)
+            if worker is None or driver is None or driver.end or driver.failing:
+                return False
             again = e.Launched(
                 worker=name,
-                launch=f"{number}.{name}.{secrets.token_hex(4)}",
+                launch=f"{active.number}.{name}.{secrets.token_hex(4)}",
                 seat=worker.seat,
                 member=worker.member,
                 helper=worker in active.job.helpers,
@@ -510,7 +557,10 @@ class Loop:
                 again=True,
             )
             durable = self._begin(active, [again], len(active.job.workers) + active.job.finished)
+            del self._launches[exit.launch]
             durable.add_done_callback(partial(self._forget, exit.launch))
+            return True
+        return False
 
     def _forget(self, launch: str, recorded: asyncio.Future[None]) -> None:
         if not recorded.cancelled():
@@ -552,7 +602,8 @@ class Loop:
             if not isinstance(error, LaunchError):
                 _log.warning("launch %s: %s", event.launch, error, exc_info=error)
                 self.backend.kill(event.launch)
-            how: Literal["lost", "refused"] = "lost" if isinstance(error, (LaunchFault, OSError)) else "refused"
+            again = isinstance(error, (LaunchFault, OSError)) and not troubles.is_final(error)
+            how: Literal["lost", "refused"] = "lost" if again else "refused"
             self._tell(Exit(launch=event.launch, how=how, text=_why_not(error), at_s=self.clock()))
 
     def _look_for_lost(self, now_s: float) -> None:
@@ -565,12 +616,14 @@ class Loop:
             for active in self.book.lively.values()
             for process in (*active.job.workers, *active.job.helpers)
         }
-        alone = {launch for launch in believed if launch not in self._starting and not self.backend.attends(launch)}
+        looked_at = believed.keys() - self._starting - self._heard
+        alone = {launch for launch in looked_at if not self.backend.attends(launch)}
         for launch in alone & self._unattended:
             active, name = believed[launch]
             _log.warning("job %s: nothing is behind %s (%s); it is given up", active.job.id, name, launch)
             self._launches.setdefault(launch, (active.number, name))
-            self._tell(Exit(launch=launch, how="lost", text=_NOTHING_THERE, at_s=self.clock()))
+            with self._about(active):
+                self._tell(Exit(launch=launch, how="lost", text=_NOTHING_THERE, at_s=self.clock()))
         self._unattended = alone
         self._look_s = now_s + _LOOK_EVERY_S if believed else math.inf
 
@@ -578,6 +631,95 @@ class Loop:
         if active.number not in self.drivers:
             self.drivers[active.number] = self.site.driver(active, self._around)
         return self.drivers[active.number]
+
+    def _is_driven(self, active: Active) -> bool:
+        """Whether there is a driver. If one has to be made ready that is begun; things are looked at again when it
+        is."""
+        if active.number in self.drivers or self.site.preparation(active, self._around) is None:
+            return True
+        if active.number not in self._readied:
+            self.spawn(self._make_driver(active))
+        return False
+
+    async def _make_driver(self, active: Active) -> None:
+        number = active.number
+        self._readied.add(number)
+        prepare, prepared = self.site.preparation(active, self._around), None
+        try:
+            if prepare is not None:
+                async with asyncio.timeout(_LONGEST_PREPARATION_S):
+                    prepared = await aside(prepare)
+            if self.book.active(number) is active and number not in self.drivers:
+                self.drivers[number] = self.site.driver(active, self._around, prepared)
+            if active.job.workers:
+                self.troubles.pop(number, None)
+        except Exception as error:
+            self._in_trouble(active, error)
+        finally:
+            self._readied.discard(number)
+            if prepared is not None and number not in self.drivers:
+                prepared.close()
+        if number in self.drivers:
+            for worker, exit in self._untold.pop(number, []):
+                self._over(active, worker, exit)
+        self.wake(decide=False)
+
+    # A job's own trouble.
+
+    @contextlib.contextmanager
+    def _about(self, active: Active) -> Iterator[None]:
+        """What goes wrong in here is this job's trouble, and nobody else's."""
+        try:
+            yield
+        except Exception as error:
+            self._in_trouble(active, error)
+
+    def _in_trouble(self, active: Active, error: Exception) -> None:
+        """It fails, if that will not be over by itself; otherwise it is left alone for a while."""
+        number, text = active.number, troubles.told(error)
+        before = self.troubles.get(number)
+        if before is None or before.text != text:
+            ours = None if isinstance(error, (OSError, JournalError)) else error
+            _log.warning("job %d is in trouble: %s", number, text, exc_info=ours)
+        if self.book.active(number) is not active:
+            return
+        trouble = self.troubles[number] = troubles.next_trouble(before, text, self.clock())
+        processes, cancelled = active.job.workers or active.job.helpers, active.job.wish == "cancel"
+        last = not processes and trouble.times > active.file.retries and not troubles.is_the_machines(error)
+        if troubles.is_final(error) or cancelled or last:
+            self._give_up(active, End("cancelled" if cancelled else "failed", text))
+        else:
+            self.book.record(number, e.Retried(not_before_s=trouble.until_s, text=text, afresh=True))
+        self.wake(decide=True)
+
+    def _give_up(self, active: Active, end: End) -> None:
+        """Nobody can drive it. Its workers are ended first."""
+        del self.troubles[active.number]
+        if not active.job.workers and not active.job.helpers:
+            self._finish(active, end)
+            return
+        before = self.drivers.get(active.number)
+        self.drivers[active.number] = troubles.Abandoned(active, self._around, end)
+        if before is not None:
+            self.spawn(before.close())
+        for worker, exit in self._untold.pop(active.number, []):
+            self._over(active, worker, exit)
+
+    def _is_hindered(self, number: int) -> bool:
+        trouble = self.troubles.get(number)
+        return trouble is not None and trouble.until_s > self.clock()
+
+    def _troubles_end_s(self) -> Iterator[float]:
+        """When jobs are tried again."""
+        now_s = self.clock()
+        return (trouble.until_s for trouble in self.troubles.values() if trouble.until_s > now_s)
+
+    def _forget_troubles(self) -> None:
+        """Those that have not come again."""
+        now_s = self.clock()
+        for number, trouble in list(self.troubles.items()):
+            if now_s - trouble.until_s > _TROUBLE_IS_OVER_S:
+                del self.troubles[number]
 
     # What happens.
 
@@ -601,17 +743,49 @@ class Loop:
         if self._adopting and news.never and worker is not None and not worker.pid and not worker.leaving:
             self._unstarted.append(news)
             return
-        self._launches.pop(news.launch, None)
-        self._deadlines.pop(news.launch, None)
-        self._asked.discard(news.launch)
         if active is None or worker is None or worker.launch != news.launch:
+            self._let_go(news.launch)
             self.backend.forget(news.launch)
             return
-        self._exited(active, worker, news)
+        helps = worker in active.job.helpers
+        failed = news.how == "exited" and (news.status or helps) and not worker.leaving
+        explain = self.site.explanation(active, worker) if failed else None
+        if explain is None:
+            self._over(active, worker, news)
+        else:
+            self._heard.add(news.launch)
+            self.spawn(self._explain(active, worker, news, explain))
+
+    async def _explain(self, active: Active, worker: Worker, exit: Exit, look: Callable[[], str]) -> None:
+        """With what its log says, if that can be read within a moment."""
+        text = ""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_LONGEST_LOOK_S):
+                text = await aside(look)
+        self._over(active, worker, msgspec.structs.replace(exit, text=text) if text else exit)
+
+    def _over(self, active: Active, worker: Worker, exit: Exit) -> None:
+        """A worker has ended, and all that can be said about it is known."""
+        number = active.number
+        if self.book.active(number) is not active:
+            self._let_go(exit.launch)
+            self.backend.forget(exit.launch)
+        elif number not in self.drivers and self.site.preparation(active, self._around) is not None:
+            # Nobody can say yet what it means.
+            self._heard.add(exit.launch)
+            self._untold.setdefault(number, []).append((worker, exit))
+        else:
+            self._let_go(exit.launch)
+            with self._about(active):
+                self._exited(active, worker, exit)
+
+    def _let_go(self, launch: str) -> None:
+        self._heard.discard(launch)
+        self._launches.pop(launch, None)
+        self._deadlines.pop(launch, None)
+        self._asked.discard(launch)
 
     def _exited(self, active: Active, worker: Worker, exit: Exit) -> None:
-        if exit.how == "exited" and exit.status and not worker.leaving:
-            exit = self.site.explained(active, worker, exit)
         events: list[e.Event] = []
         if exit.asked and not worker.leaving:
             # By somebody else than us. Whatever its exit code says, it has not finished.
@@ -687,6 +861,7 @@ class Loop:
         events.append(e.Ended(phase=end.phase, message=end.message, exit_code=end.exit_code))
         active.target = ()
         self.book.record(active.number, *events)
+        self.troubles.pop(active.number, None)
         driver = self.drivers.pop(active.number, None)
         if driver is not None:
             self.spawn(driver.close())
@@ -720,11 +895,12 @@ class Loop:
         active = self.book.active(number)
         if active is None:
             return
-        if (driver := self.drivers.get(number)) is not None:
-            self._neighbours.takes_part(number, driver.joined)
-        self._note_keeping(active)
-        self._note_hanging(active)
-        self._settle(active)
+        with self._about(active):
+            if (driver := self.drivers.get(number)) is not None:
+                self._neighbours.takes_part(number, driver.joined)
+            self._note_keeping(active)
+            self._note_hanging(active)
+            self._settle(active)
         self.wake(decide=True, urgent=active.request.is_service)
 
     def _disturbed(self, number: int, since_s: float, until_s: float) -> bool:
@@ -762,7 +938,8 @@ class Loop:
         self._keep_s = math.inf
         for active in list(self.book.lively.values()):
             if _has_progressed(active):
-                self._progressed(active.number)
+                with self._about(active):
+                    self._progressed(active.number)
         self._keep_by(self.remembered())
 
     def _kill_overdue(self, now_s: float) -> None:
@@ -773,8 +950,8 @@ class Loop:
 
     def _end_overdue(self, now_s: float) -> None:
         for active in self.book.lively.values():
-            if now_s >= self._limit_s(active):
-                driver = self._driver(active)
+            driver = self.drivers.get(active.number)
+            if driver is not None and now_s >= self._limit_s(active):
                 limit = f"ran longer than its limit of {active.file.stop.after:g} s (stop.after)"
                 driver.end = End("failed", limit, polite=True)
                 self.wake(decide=False)
@@ -782,7 +959,7 @@ class Loop:
     def _limit_s(self, active: Active) -> float:
         """When its run time reaches its limit."""
         driver = self.drivers.get(active.number)
-        over = active.job.wish != "run" or (driver is not None and driver.end is not None)
+        over = active.job.wish != "run" or driver is None or driver.end is not None
         if active.file.stop.after is None or not active.job.workers or over:
             return math.inf
         return active.job.changed_s + max(0.0, active.file.stop.after - active.job.ran_s)

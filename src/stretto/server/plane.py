@@ -58,6 +58,7 @@ _BEHIND = 10_000
 
 
 _MOST_SHAPES = 1000
+_JOBS_AT_ONCE = 500
 _MOST_NAMED = 3
 _NO_ROOM = frozenset({"no-room", "behind-head", "lower-queue", "waits-for-turn", "fragmented"})
 """Reasons that say only that there is no room."""
@@ -209,6 +210,7 @@ class Plane:
 
     async def open(self) -> None:
         """Adopt what runs, and go on."""
+        self.book.end_unreadable()
         await self.loop.open()
         self._running = asyncio.create_task(self.loop.run())
         self.backend.warm_up(asked.usual(self.loop.environment))
@@ -665,6 +667,25 @@ class Plane:
         await asyncio.wrap_future(self.store.forget_learned(klass))
         await self.book.note("forgot", by, klass=klass)
         self.loop.wake(decide=True)
+
+    async def forget_classes_without_jobs(self) -> None:
+        """Retention has forgotten the last job of some: what was learned of them says what they did."""
+        unused = set(self.classes()) - {active.request.klass for active in self.book}
+        unused -= await asyncio.to_thread(self._classes_with_jobs, frozenset(unused))
+        for klass in sorted(unused & set(self.classes()) - {active.request.klass for active in self.book}):
+            await self.forget_class(klass, "retention")
+
+    def _classes_with_jobs(self, looked_for: frozenset[str]) -> set[str]:
+        """Those of which a job is stored. In a thread."""
+        found: set[str] = set()
+        query = Query(limit=_JOBS_AT_ONCE)
+        while found < looked_for:
+            page = self.store.jobs(query)
+            found |= looked_for & {asked.class_of(job) for job in page.items}
+            if page.next is None:
+                break
+            query = msgspec.structs.replace(query, after=page.next)
+        return found
 
     # Workers and watchers.
 

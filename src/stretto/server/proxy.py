@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stretto import jobfiles
+
 VARIABLE = "STRETTO_HAPROXY"
 """Which haproxy to use; `none`: do as if there were none."""
 
@@ -28,6 +30,8 @@ _FEWEST_PLACES = 64
 _MOST_CONNECTIONS = 4000
 _PATIENCE_S = 2.0
 _CLOSED_PORT = 1
+_MOST_SAID = 1 << 22
+"""Of its statistics, in bytes."""
 
 
 def find(environment: Mapping[str, str]) -> str | None:
@@ -83,13 +87,14 @@ class Replica:
 class Proxy:
     """The haproxy of one service."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, root: Path) -> None:
+        """The folder is below `root`, and the job can put anything in its place."""
+        self.folder, self.root = folder, root
 
     def prepare(self, program: str, host: str, port: int, health: str | None, most: int) -> tuple[str, ...]:
         """Write its configuration; the command that starts it."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.folder / _CONFIG).write_text(configuration(host, port, health, most))
+        jobfiles.make_folder(self.folder, root=self.root)
+        jobfiles.write(self.folder / _CONFIG, configuration(host, port, health, most).encode(), root=self.root)
         # Relative to its folder: the name of a Unix socket is short, a folder's need not be.
         return program, "-db", "-C", str(self.folder), "-f", _CONFIG
 
@@ -104,19 +109,26 @@ class Proxy:
                 raise OSError(f"haproxy refused {order!r}: {answer}")
 
     async def _say(self, words: str) -> str:
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with jobfiles.folder(self.folder, root=self.root) as folder:
             async with asyncio.timeout(_PATIENCE_S):
                 reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{folder}/{_ADMIN}")
                 try:
                     writer.write(words.encode() + b"\n")
-                    return (await reader.read()).decode()
+                    return (await _all(reader)).decode()
                 finally:
                     writer.close()
                     with contextlib.suppress(OSError):
                         await writer.wait_closed()
-        finally:
-            os.close(folder)
+
+
+async def _all(reader: asyncio.StreamReader) -> bytes:
+    """Until the end; whoever says more than haproxy ever would is somebody else."""
+    said = b""
+    while part := await reader.read(_MOST_SAID):
+        said += part
+        if len(said) > _MOST_SAID:
+            raise OSError("what answers is not haproxy: it says too much")
+    return said
 
 
 def configuration(host: str, port: int, health: str | None, most: int) -> str:
@@ -218,17 +230,6 @@ async def answers(port: int, health: str | None, patience_s: float = 1.0) -> boo
                     await writer.wait_closed()
     except (OSError, TimeoutError, ValueError):
         return False
-
-
-def complaint(log: Path, lines: int = 30) -> str:
-    """Why it did not start, from the end of its log."""
-    try:
-        told = log.read_bytes()[-8192:].decode(errors="replace").splitlines()[-lines:]
-    except OSError:
-        return ""
-    alerts = [line.partition(" : ")[2] for line in told if line.startswith("[ALERT]")]
-    said = [text for text in alerts if "no server available" not in text and not text.endswith("Exiting.")]
-    return said[-1] if said else ""
 
 
 def _whole(text: str) -> int:

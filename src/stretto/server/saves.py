@@ -10,12 +10,18 @@ when it was first seen with its date; one that was there from the beginning does
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _MOST_FILES = 10_000
+"""With folders."""
+_DEEPEST = 32
+_LONGEST_LOOK_S = 5.0
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", ".lock", "~")
 _NOTES = (".log", ".txt", ".out", ".err", ".csv", ".tsv", ".json", ".jsonl", ".yaml", ".yml", ".md", ".wandb")
 _NOTES_WITHIN = ("tfevents", ".log.")
@@ -38,8 +44,10 @@ class Saves:
     def newest_s(self, at_rest_s: float = 0.0) -> float:
         """When the newest was written of those that nobody has written to for so long; 0: there is none."""
         with self._lock:
+            began_s = time.monotonic()
             now_s, before, self._known = self._clock(), self._known, {}
-            written = [self._written_s(path, dated_s, before, now_s) for path, dated_s in _files(self._folder)]
+            files = _files(self._folder, began_s + _LONGEST_LOOK_S)
+            written = [self._written_s(path, dated_s, before, now_s) for path, dated_s in files]
             self._looked = True
         return max((written_s for written_s in written if written_s <= now_s - at_rest_s), default=0.0)
 
@@ -56,23 +64,33 @@ class Saves:
         return now_s if self._looked else 0.0
 
 
-def _files(folder: Path) -> Iterator[tuple[str, float]]:
-    """Those that can be checkpoints, each with its date."""
-    seen = 0
-    for path, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if _counts(name) and name not in _OTHER_FOLDERS]
-        for name in names:
+def _files(folder: Path, until_s: float) -> Iterator[tuple[str, float]]:
+    """Those that can be checkpoints, each with its date. Nothing is opened but folders, through no link but those that
+    lead to the first."""
+    seen, waiting = 0, [(os.fspath(folder), 0)]
+    while waiting:
+        path, depth = waiting.pop()
+        for entry in _entries(path):
             seen += 1
-            if seen > _MOST_FILES:
+            if seen > _MOST_FILES or time.monotonic() > until_s:
                 return
-            if not _counts(name):
+            if not _counts(entry.name):
                 continue
-            file = os.path.join(path, name)
             try:
-                yield file, os.stat(file).st_mtime
+                if not entry.is_dir(follow_symlinks=False):
+                    about = entry.stat()
+                    if stat.S_ISREG(about.st_mode):
+                        yield entry.path, about.st_mtime
+                elif entry.name not in _OTHER_FOLDERS and depth < _DEEPEST:
+                    waiting.append((entry.path, depth + 1))
             except OSError:
                 # It was renamed or removed meanwhile.
                 continue
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        yield from entries
 
 
 def _counts(name: str) -> bool:

@@ -10,23 +10,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from stretto.backends.protocol import Backend, Exit, Launch
+from stretto.backends.protocol import Backend, Launch, LaunchFault
 from stretto.core import cycle, preempting
 from stretto.core.cycle import CycleState
 from stretto.core.policy import Policy
 from stretto.core.snapshot import Snapshot
 from stretto.jobs import events as e
 from stretto.jobs.model import Job, Seat, Worker
-from stretto.server import asked, deciding, loss, reconcile, view
+from stretto.server import asked, deciding, drivers, loss, reconcile, view
 from stretto.server.book import Active
-from stretto.server.drivers import driver_for
 from stretto.server.drivers.base import Driver, Surroundings
+from stretto.server.drivers.service import PROXY, SOCKET
 from stretto.server.estimates import Estimates
-from stretto.server.tracebacks import last_traceback
+from stretto.server.tracebacks import last_alert, last_line, last_traceback
 
 _LOG_TAIL = 20
 
@@ -65,13 +65,16 @@ class Site(Protocol):
     def floor(self, situations: Sequence[reconcile.Situation]) -> reconcile.Floor:
         """What is free at this moment."""
 
-    def driver(self, active: Active, around: Surroundings) -> Driver: ...
+    def preparation(self, active: Active, around: Surroundings) -> Callable[[], Any] | None:
+        """What has to be done in a thread before there can be a driver; what it gives is `prepared`. It may raise."""
+
+    def driver(self, active: Active, around: Surroundings, prepared: Any = None) -> Driver: ...
 
     def launch(self, active: Active, event: e.Launched, size: int, driver: Driver) -> Launch:
         """What is to be started. So many are launched together."""
 
-    def explained(self, active: Active, worker: Worker, exit: Exit) -> Exit:
-        """The end of a worker that failed, with what a person would look up first."""
+    def explanation(self, active: Active, worker: Worker) -> Callable[[], str] | None:
+        """Looks up, in a thread, what a person would look up first of a process that failed. None: all is said."""
 
 
 class LocalSite:
@@ -113,8 +116,11 @@ class LocalSite:
     def floor(self, situations: Sequence[reconcile.Situation]) -> reconcile.Floor:
         return reconcile.Devices(situations)
 
-    def driver(self, active: Active, around: Surroundings) -> Driver:
-        return driver_for(active, around)
+    def preparation(self, active: Active, around: Surroundings) -> Callable[[], Any] | None:
+        return drivers.preparation(active, around)
+
+    def driver(self, active: Active, around: Surroundings, prepared: Any = None) -> Driver:
+        return drivers.driver_for(active, around, prepared)
 
     def launch(self, active: Active, event: e.Launched, size: int, driver: Driver) -> Launch:
         return self._helper(active, event, driver) if event.helper else self._worker(active, event, size, driver)
@@ -142,12 +148,16 @@ class LocalSite:
 
     def _helper(self, active: Active, event: e.Launched, driver: Driver) -> Launch:
         """It has nothing of the job's surroundings, and no limits."""
+        try:
+            command = driver.helper_command(event.worker)
+        except OSError as error:
+            raise LaunchFault(f"{error.filename}: {error.strerror}") from None
         return Launch(
             id=event.launch,
             job=active.number,
             worker=event.worker,
             node=event.seat.node,
-            command=driver.helper_command(event.worker),
+            command=command,
             warm=False,
             cwd=str(self._folder / active.job.id),
             env={name: self._environment[name] for name in ("PATH", "LANG", "TZ") if name in self._environment},
@@ -156,15 +166,16 @@ class LocalSite:
         )
 
     def _log(self, job: Job, worker: str) -> str:
-        folder = self._folder / job.id / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        return str(folder / f"{worker}.log")
+        return str(self._folder / job.id / "logs" / f"{worker}.log")
 
-    def explained(self, active: Active, worker: Worker, exit: Exit) -> Exit:
-        """With the end of the script's traceback."""
-        log = self._folder / active.job.id / "logs" / f"{worker.name}.log"
-        lines = last_traceback(log).splitlines()
-        return msgspec.structs.replace(exit, text="\n".join(lines[-_LOG_TAIL:])) if lines else exit
+    def explanation(self, active: Active, worker: Worker) -> Callable[[], str]:
+        """The end of the script's traceback; of a helper, its own complaint."""
+        log = Path(self._log(active.job, worker.name))
+        if worker.name == PROXY:
+            return partial(last_alert, log, self._folder)
+        if worker.name == SOCKET:
+            return partial(last_line, log, self._folder)
+        return lambda: "\n".join(last_traceback(log, self._folder).splitlines()[-_LOG_TAIL:])
 
 
 class _Move(NamedTuple):

@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import stat
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -451,6 +453,7 @@ for _ in range(6 * 1024):
 open("written", "w").close()
 sys.stdin.close()
 import signal
+import stat
 signal.pause()
 """
 
@@ -458,8 +461,8 @@ signal.pause()
         await here.script("a", text)
         await until((data.parent / "written").exists)
         log = data / "logs" / "a.log"
-        await until(lambda: log.stat().st_blocks * 512 <= 1 << 20)
-        assert log.stat().st_size == 6 << 20
+        await until(lambda: log.stat().st_size == 6 << 20)
+        assert log.stat().st_blocks * 512 <= 1 << 20
         with open(log, "rb") as file:
             start = runs.log_start(file.fileno())
             assert 0 < start <= (6 << 20) - (1 << 19)
@@ -483,6 +486,57 @@ def test_an_exit_waits_for_room(data: Path) -> None:
             assert here.exits("a") == []
         exit = await here.ended("a")
         assert (exit.how, exit.status) == ("exited", 3)
+
+    in_world(data, story)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_log_never_takes_much_more_room_than_it_may(data: Path, warm: bool) -> None:
+    """However fast it is written; each of the writers waits until there is room."""
+    text = """
+import os
+if os.fork() == 0:
+    for _ in range(64):
+        os.write(1, b"x" * 1048575 + b"\\n")
+    os._exit(0)
+for _ in range(64):
+    os.write(1, b"y" * 1048575 + b"\\n")
+os.wait()
+print("the end")
+"""
+
+    async def story(here: World) -> None:
+        log, most = data / "logs" / "a.log", 0
+        await here.script("a", text, warm=warm)
+        while not here.exits("a"):
+            most = max(most, log.stat().st_blocks * 512)
+            await asyncio.sleep(0)
+        assert (await here.ended("a")).status == 0
+        assert most <= 1.5 * (8 << 20)
+        assert log.stat().st_blocks * 512 <= 8 << 20
+        assert log.stat().st_size == (128 << 20) + len("the end\n")
+        with open(log, "rb") as file:
+            file.seek(-20, os.SEEK_END)
+            assert file.read().endswith(b"\nthe end\n")
+
+    in_world(data, story, log_mib=8, warm=warm)
+
+
+def test_the_last_words_are_in_the_log_when_the_end_is_told(data: Path) -> None:
+    """Those of whoever is left behind are not waited for, nor who hands its output to somebody else."""
+    text = """
+import os, subprocess, sys
+subprocess.Popen(["sleep", "600"])
+sys.stdout.write("x" * 50_000 + "last words")
+"""
+
+    async def story(here: World) -> None:
+        for number in range(10):
+            launch = f"a{number}"
+            await here.script(launch, text)
+            assert (await here.ended(launch)).status == 0
+            assert here.log(launch).endswith("xlast words")
+            assert stat.S_IMODE((data / "logs" / f"{launch}.log").stat().st_mode) == 0o600
 
     in_world(data, story)
 
@@ -511,6 +565,64 @@ def test_a_launch_without_descriptors_ends_with_a_reason(data: Path) -> None:
         await here.launch("b", "true")
         assert (await here.ended("b")).status == 0
         assert {path.name for path in (data / "runs").iterdir()} <= {"before", "b"}
+
+    in_world(data, story)
+
+
+def test_a_log_that_nobody_can_write_to_holds_up_nobody(data: Path) -> None:
+    """More of them than there are threads."""
+    logs = data / "logs"
+    logs.mkdir()
+    spoilt = [f"a{number}" for number in range(10)]
+    for launch in spoilt:
+        os.mkfifo(logs / f"{launch}.log")
+
+    def open_all() -> None:
+        for launch in spoilt:
+            os.close(os.open(logs / f"{launch}.log", os.O_RDWR | os.O_NONBLOCK))
+
+    late = threading.Timer(60, open_all)
+    late.start()
+
+    async def story(here: World) -> None:
+        refused = await asyncio.gather(*(here.launch(one, "/bin/true") for one in spoilt), return_exceptions=True)
+        for error in refused:
+            assert isinstance(error, LaunchError)
+            assert "cannot be written" in error.message
+        await here.launch("good", "/bin/true")
+        assert (await here.ended("good")).status == 0
+        assert late.is_alive(), "somebody waited for a FIFO"
+
+    try:
+        in_world(data, story)
+    finally:
+        late.cancel()
+        late.join()
+
+
+@pytest.mark.parametrize(
+    "put",
+    ["os.mkfifo(run + '/exit.json')", "os.mkdir(run + '/exit.json')", "os.symlink('/dev/zero', run + '/exit.json')",
+     "open(run + '/exit.json', 'w').write('{\"how\": \"well\", \"status\": 1e99}')",
+     "open(run + '/exit.json', 'w').write('{\"how\": \"lost\", \"text\": \"\\\\ud800\", \"at_s\": 1}')",
+     "os.unlink(run + '/running.json'); os.mkfifo(run + '/running.json')",
+     "os.unlink(run + '/launch.json'); os.symlink('/dev/zero', run + '/launch.json')",
+     "os.unlink(run + '/lock'); os.mkdir(run + '/lock')",
+     "os.mkfifo(run + '/orders')"],
+)  # fmt: skip
+@pytest.mark.parametrize("kills", [False, True])
+def test_whatever_a_worker_does_to_its_run_directory_it_has_one_end(data: Path, put: str, kills: bool) -> None:
+    """Also if it kills its supervisor afterwards, so that we have to write down how it ended."""
+    end = "os.kill(os.getppid(), 9)\nsignal.pause()" if kills else "sys.exit(3)"
+    text = f"import os, signal, sys\nrun = os.getcwd() + '/data/runs/a'\n{put}\n{end}\n"
+
+    async def story(here: World) -> None:
+        await here.script("a", text)
+        exit = await here.ended("a")
+        assert exit.launch == "a"
+        exit.text.encode()
+        await here.launch("b", "/bin/true")
+        assert (await here.ended("b")).status == 0
 
     in_world(data, story)
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from living import wait_until
 
 from stretto.backends.local import containment, supervisor
 from stretto.backends.local.runs import Runs, log_start
@@ -113,3 +114,20 @@ def test_without_holes_the_end_is_copied(tmp_path: Path, monkeypatch: pytest.Mon
         supervisor.bound(log.fileno(), 1 << 16)
         os.write(log.fileno(), b"more")
     assert path.read_bytes() == bytes(range(256)) * 128 + b"more"
+
+
+def test_what_a_full_disk_does_not_take_is_lost_and_said(tmp_path: Path) -> None:
+    """And whoever says it goes on."""
+    output, says = os.pipe()
+    log = os.open("/dev/full", os.O_WRONLY)
+    pump = supervisor.Pump(output, log, 1 << 20)
+    for count in (1, 2):
+        os.write(says, b"x" * (1 << 16))
+        wait_until(lambda count=count: pump._lost == count << 16)
+    with open(tmp_path / "log", "wb") as file:
+        os.dup2(file.fileno(), log)
+    os.write(says, b"more")
+    os.close(says)
+    pump.finish()
+    os.close(log)
+    assert (tmp_path / "log").read_bytes() == b"\n[131072 bytes were lost: the disk was full]\nmore"

@@ -28,10 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stretto import jobfiles
 from stretto.backends.local import containment, supervisor
 from stretto.backends.local.forkserver import ForkFailed, ForkServer, ForkServers
 from stretto.backends.local.machine import Machine
-from stretto.backends.local.runs import Runs, lost, spawn
+from stretto.backends.local.runs import Running, Runs, lost, own_log, spawn
 from stretto.backends.protocol import Exit, Launch, LaunchError, LaunchFault, News, Node, Started
 
 T = TypeVar("T")
@@ -228,7 +229,7 @@ class LocalBackend:
         if launch.node not in {node.name for node in self._nodes}:
             raise LaunchError(f"there is no node {launch.node!r}")
         env = {**launch.env, **self._machine.variables(launch), containment.MARK: launch.id}
-        _check(launch, env)
+        _check(launch, env, self.runs.data)
         quota_milli = self._machine.quota_milli(launch)
         if quota_milli and not self.means.cpu:
             # Nobody enforces it here: who can pace itself does (`stretto.runtime.pacer`).
@@ -271,7 +272,7 @@ class LocalBackend:
         path = self.runs.path(launch.id)
         if server is not None:
             try:
-                with open(path / supervisor.OWN_LOG, "a") as log, open(os.devnull) as nothing:
+                with open(own_log(path), "a") as log, open(os.devnull) as nothing:
                     fds = nothing.fileno(), log.fileno(), log.fileno(), ready
                     run.pid, run.pidfd = server.supervise(launch.command, env, launch.cwd, str(path), fds)
                 return "forked", ""
@@ -308,14 +309,8 @@ class LocalBackend:
         """A supervisor has."""
         self._unwatch(run)
         _reap(run.pid)
-        try:
-            exit = self.runs.exit(run.launch)
-        except (OSError, ValueError, TypeError):
-            exit = None
-        if exit is not None:
-            self._over(run, exit)
-        else:
-            self._attend(run)
+        # What it has written may be anything by now: it is looked at in a thread.
+        self._attend(run)
 
     def _attend(self, run: _Run) -> asyncio.Task[None]:
         run.work = self._task(self._settle(run))
@@ -329,7 +324,7 @@ class LocalBackend:
             wait_s = _LOOK_AGAIN_S
             try:
                 self._unwatch(run)
-                if self._adopt(run):
+                if self._adopt(run, await self._in_thread(lambda: self._find_running(run.launch))):
                     return
                 # None: it has a supervisor, which has not yet said who it is, or is just going.
                 exit = await self._in_thread(lambda: self._find_exit(run.launch))
@@ -346,18 +341,21 @@ class LocalBackend:
         """In a thread: the exit that is written, or the one that we have to write. None: its supervisor lives."""
         try:
             return self.runs.exit(launch) or self.runs.give_up(launch, self._clock())
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, jobfiles.Spoilt) as error:
             return lost(launch, str(error), self._clock())
         except OSError as error:
-            if supervisor.passes(error):
+            if jobfiles.passes(error):
                 raise
             return lost(launch, _described(error), self._clock())
 
-    def _adopt(self, run: _Run) -> bool:
+    def _find_running(self, launch: str) -> Running | None:
+        """In a thread: who runs, as far as is written."""
         try:
-            running = None if self.runs.exit(run.launch) else self.runs.running(run.launch)
+            return None if self.runs.exit(launch) else self.runs.running(launch)
         except (ValueError, TypeError, LookupError):
-            return False
+            return None
+
+    def _adopt(self, run: _Run, running: Running | None) -> bool:
         if running is None:
             return False
         try:
@@ -436,8 +434,10 @@ class LocalBackend:
             _log.warning("%s cannot be removed: %s", launch, error)
 
 
-def _check(launch: Launch, env: dict[str, str]) -> None:
+def _check(launch: Launch, env: dict[str, str], data: Path) -> None:
     """Find out what would keep it from starting; raises `LaunchError`."""
+    # First of all: a helper runs in its job's folder, which this makes.
+    root = _make_log_folder(launch, str(data))
     if not os.path.isdir(launch.cwd):
         raise LaunchError(f"there is no folder {launch.cwd} to run in", hint="give an existing working directory")
     if not os.access(launch.cwd, os.X_OK):
@@ -448,17 +448,35 @@ def _check(launch: Launch, env: dict[str, str]) -> None:
         name = launch.command[0]
         raise LaunchError(f"there is no program {name!r}", hint="give its full path, or put its folder on PATH")
     try:
-        os.makedirs(os.path.dirname(launch.log), exist_ok=True)
-        with open(launch.log, "ab"):
-            pass
+        fd = jobfiles.opened(launch.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, root=root)
+        with contextlib.suppress(PermissionError):
+            os.fchmod(fd, 0o600)
+        os.close(fd)
     except OSError as error:
-        kind = LaunchFault if supervisor.passes(error) else LaunchError
-        raise kind(f"the log {launch.log} cannot be written: {error.strerror}") from None
+        raise _unwritable(launch, error) from None
 
 
 def _described(error: OSError, where: str = "") -> str:
     place = error.filename or where
     return f"{place}: {error.strerror or error}" if place else str(error.strerror or error)
+
+
+def _make_log_folder(launch: Launch, data: str) -> str | None:
+    """And the folder on the way to it that no job can replace."""
+    root, folder = supervisor.log_root(launch.log, data), os.path.dirname(launch.log)
+    try:
+        if root is not None:
+            jobfiles.make_folder(folder, root=root)
+        else:
+            os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(launch, error) from None
+    return root
+
+
+def _unwritable(launch: Launch, error: OSError) -> LaunchError:
+    kind = LaunchFault if jobfiles.passes(error) else LaunchError
+    return kind(f"the log {launch.log} cannot be written: {error.strerror}")
 
 
 def _program(launch: Launch, env: dict[str, str]) -> str | None:

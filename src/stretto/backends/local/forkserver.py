@@ -31,6 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from stretto import jobfiles
 from stretto.backends.local.containment import MARK
 from stretto.errors import StrettoError
 
@@ -322,7 +323,7 @@ class ForkServer:
             with contextlib.suppress(OSError):
                 self._hear(self._control.recv(1 << 20))
         if not self.failure and not self.alive:
-            log = Path(self._folder, "log").read_text(errors="replace").strip()
+            log = jobfiles.read_end(Path(self._folder, "log"), 2000).decode(errors="replace").strip()
             self.failure = f"the fork server has ended with status {self._process.returncode} {log[-500:]}".strip()
 
     def _hear(self, data: bytes) -> None:

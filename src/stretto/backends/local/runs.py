@@ -10,22 +10,27 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import math
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
+from stretto import jobfiles
 from stretto.backends.local import containment, supervisor
 from stretto.backends.local.forkserver import MARK_ROOM, limits, umask
 from stretto.backends.protocol import SHELL, Exit, Launch
 from stretto.errors import StrettoError
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
-_GONE = ".gone-"
+_MOST_RUNS = 1_000_000
+_LARGEST_STATUS = 255
+_LONGEST_TEXT = 10_000
 
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); import supervisor; supervisor.main()"
 """Not the file itself: as a module it is compiled only once."""
@@ -69,10 +74,8 @@ class Runs:
         """Whose directories exist. Removals that were interrupted are completed."""
         if not self.folder.is_dir():
             return []
-        names = sorted(os.listdir(self.folder))
-        for name in names:
-            if name.startswith(_GONE):
-                shutil.rmtree(self.folder / name, ignore_errors=True)
+        jobfiles.remove_gone(self.folder)
+        names = sorted(jobfiles.names(self.folder, _MOST_RUNS))
         return [name for name in names if _ID.fullmatch(name)]
 
     def create(self, launch: Launch, env: Mapping[str, str], affinity: tuple[int, ...], **words: Any) -> Path:
@@ -103,22 +106,33 @@ class Runs:
         try:
             supervisor.write(str(path), supervisor.LAUNCH, about, durable=False)
         except OSError:
-            shutil.rmtree(path, ignore_errors=True)
+            jobfiles.remove(path, root=self.folder)
             raise
         return path
 
     def running(self, launch: str) -> Running | None:
+        """None, too, if what is there is not what a supervisor writes."""
         words = supervisor.read(str(self.path(launch)), supervisor.RUNNING)
-        return None if words is None else Running(*(words[name] for name in Running._fields))
+        try:
+            return msgspec.convert([words[name] for name in Running._fields], Running) if words else None
+        except (KeyError, msgspec.ValidationError):
+            return None
 
     def exit(self, launch: str) -> Exit | None:
+        """The same."""
         words = supervisor.read(str(self.path(launch)), supervisor.EXIT)
-        return None if words is None else Exit(launch=launch, **words)
+        try:
+            exit = msgspec.convert({**words, "launch": launch}, Exit) if words else None
+        except msgspec.ValidationError:
+            return None
+        if exit is None or not 0 <= exit.status <= _LARGEST_STATUS or not math.isfinite(exit.at_s):
+            return None
+        return msgspec.structs.replace(exit, text=exit.text[:_LONGEST_TEXT].encode(errors="replace").decode())
 
     def order(self, launch: str, what: str) -> None:
         """Write down what the supervisor is to do; it looks when it is woken, and at every tick."""
-        with contextlib.suppress(FileNotFoundError), open(self.path(launch) / supervisor.ORDERS, "a") as file:
-            file.write(f"{what}\n")
+        with contextlib.suppress(FileNotFoundError):
+            jobfiles.append(self.path(launch) / supervisor.ORDERS, f"{what}\n".encode())
 
     def asked(self, launch: str) -> bool:
         with contextlib.suppress(OSError):
@@ -132,41 +146,50 @@ class Runs:
         is just coming finds the lock taken or the exit written, and starts nothing.
         """
         path = str(self.path(launch))
-        came = os.path.exists(os.path.join(path, supervisor.LOCK))
-        lock = supervisor.take(path)
-        if lock < 0:
+        came = os.path.lexists(os.path.join(path, supervisor.LOCK))
+        try:
+            lock: int | None = supervisor.take(path)
+        except jobfiles.Spoilt:
+            # Somebody has put something else in its place. Whoever holds it, or not, is ended.
+            lock = None
+        if lock is not None and lock < 0:
             return None if os.path.isdir(path) else lost(launch, "it was never started", at_s, never=True)
         try:
             if (written := self.exit(launch)) is not None:
                 return written
             running = self.running(launch)
-            words = supervisor.read(path, supervisor.LAUNCH)
-            if words is not None:
+            if (box := self._box(launch)) is not None:
                 session, since = (running.worker, running.worker_start) if running else (0, 0)
-                noted = supervisor.read(path, supervisor.TREE) or {"tree": ()}
-                containment.Box(words["box"]).end(session, since, noted["tree"])
+                noted = supervisor.read(path, supervisor.TREE) or {}
+                box.end(session, since, _tree(noted.get("tree")))
             text = f"its supervisor, process {running.pid}, died" if running else "its supervisor never came"
             asked = self.asked(launch)
             exit = lost(launch, text + self._complaint(launch), at_s, asked=asked, never=not (came or running or asked))
             supervisor.write(path, supervisor.EXIT, _words(exit))
             return exit
         finally:
-            os.close(lock)
+            if lock is not None:
+                os.close(lock)
 
     def remove(self, launch: str) -> None:
         """Take the directory away: all at once for anybody who looks, then piece by piece. And its control groups."""
         path = self.path(launch)
-        words = supervisor.read(str(path), supervisor.LAUNCH)
-        if words is not None:
-            containment.Box(words["box"]).remove()
-        gone = self.folder / f"{_GONE}{launch}"
-        with contextlib.suppress(FileNotFoundError):
-            path.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        if (box := self._box(launch)) is not None:
+            box.remove()
+        jobfiles.remove(path, root=self.folder)
+
+    def _box(self, launch: str) -> containment.Box | None:
+        """The control groups of a launch, if they can still be read."""
+        words = supervisor.read(str(self.path(launch)), supervisor.LAUNCH)
+        try:
+            return None if words is None else containment.Box(words["box"])
+        except (KeyError, TypeError):
+            return None
 
     def _complaint(self, launch: str, most: int = 300) -> str:
         with contextlib.suppress(OSError):
-            text = (self.path(launch) / supervisor.OWN_LOG).read_text(errors="replace").strip()
+            end = jobfiles.read_end(self.path(launch) / supervisor.OWN_LOG, 4 * most)
+            text = end.decode(errors="replace").strip()
             return f": {text[-most:]}" if text else ""
         return ""
 
@@ -184,7 +207,7 @@ def server_lock(data: Path) -> Path:
 def serving(data: Path, patience_s: float = 2.0) -> Iterator[None]:
     """Hold the data directory. Supervisors look at its lock for an instant each, which must not look like a server."""
     data.mkdir(parents=True, exist_ok=True)
-    fd = os.open(server_lock(data), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = jobfiles.opened(server_lock(data), os.O_RDWR | os.O_CREAT)
     try:
         _lock_patiently(fd, data, patience_s)
         yield
@@ -207,21 +230,29 @@ def _lock_patiently(fd: int, data: Path, patience_s: float) -> None:
 
 def spawn(path: Path, ready: int, why: str) -> int:
     """Start the supervisor as a program of its own, in a session of its own; its process number."""
-    own_log = str(path / supervisor.OWN_LOG)
     here = str(Path(__file__).parent)
-    return os.posix_spawn(
-        sys.executable,
-        [sys.executable, "-I", "-S", "-c", BOOT, here, str(path), "3", why],
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, own_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-            (os.POSIX_SPAWN_DUP2, ready, 3),
-        ],
-        setsid=True,
-        setsigmask=(),
-    )
+    log = own_log(path)
+    try:
+        return os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", "-S", "-c", BOOT, here, str(path), "3", why],
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+                (os.POSIX_SPAWN_DUP2, ready, 3),
+            ],
+            setsid=True,
+            setsigmask=(),
+        )
+    finally:
+        os.close(log)
+
+
+def own_log(path: Path) -> int:
+    """A descriptor for what the supervisor of a run directory has to complain about."""
+    return jobfiles.opened(path / supervisor.OWN_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def log_start(fd: int) -> int:
@@ -230,6 +261,14 @@ def log_start(fd: int) -> int:
         return os.lseek(fd, 0, os.SEEK_DATA)
     except OSError:
         return 0
+
+
+def _tree(noted: Any) -> list[tuple[int, int]]:
+    """What a supervisor wrote down of its descendants; nothing, if it was somebody else."""
+    try:
+        return msgspec.convert(noted, list[tuple[int, int]])
+    except msgspec.ValidationError:
+        return []
 
 
 def _words(exit: Exit) -> dict[str, Any]:

@@ -14,11 +14,13 @@ supervisor.log  what the supervisor itself had to complain about
 The worker dies with its supervisor, and the supervisor ends whatever the worker leaves behind. When no server has held
 the data directory's lock for a while the worker is asked to end, and after a grace period killed.
 
-This file is loaded by path into interpreters where Stretto need not be installed: standard library only, no threads.
+This file is loaded by path into interpreters where Stretto need not be installed: standard library only, and no thread
+before the worker was forked.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import errno
@@ -33,19 +35,22 @@ from typing import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING or __package__:
+    from stretto import jobfiles
     from stretto.backends.local import containment
 else:
 
     def _beside(name: str) -> Any:
         import importlib.util
 
-        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
-        spec = importlib.util.spec_from_file_location(f"_stretto_{name}", path)
+        here = os.path.dirname(os.path.abspath(__file__))
+        spec = importlib.util.spec_from_file_location(
+            f"_stretto_{os.path.basename(name)}", os.path.normpath(os.path.join(here, f"{name}.py"))
+        )
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
 
-    containment = _beside("containment")
+    containment, jobfiles = _beside("containment"), _beside("../../jobfiles")
 
 LAUNCH, LOCK, RUNNING, ORDERS, EXIT = "launch.json", "lock", "running.json", "orders", "exit.json"
 TREE, OWN_LOG = "tree.json", "supervisor.log"
@@ -60,13 +65,14 @@ _ON_THE_WAY_S = 0.25
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_F_SETPIPE_SZ = 1031
+_WIDE = 1 << 20
+_GATHER_S = 0.002
+_LAST_WORDS_S = 5.0
 _PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _BLOCK = 4096
-
-_PASSING = frozenset({
-    errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EIO,
-    errno.EROFS, errno.ESTALE,
-})  # fmt: skip
+_MOST_BYTES = 1 << 24
+"""Of one of its files: what a process may be given as arguments and variables is less, however it is written."""
 
 _AWAITED = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, WAKE, *ORDERED.values())
 
@@ -100,7 +106,7 @@ def supervise(folder: str, ready: int, how: str, why: str = "") -> None:
 def take(folder: str) -> int:
     """Take the lock of a run directory: its descriptor, or -1 when somebody has it or there is no such directory."""
     try:
-        fd = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd: int = jobfiles.opened(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, root=os.path.dirname(folder))
     except FileNotFoundError:
         return -1
     try:
@@ -115,13 +121,12 @@ def read(folder: str, name: str) -> dict[str, Any] | None:
     """The contents of one of its files; None when it is not there, or was never completed. A machine that has no room
     to read it, which says nothing of the file, is an `OSError`."""
     try:
-        with open(os.path.join(folder, name), "rb") as file:
-            words = json.load(file)
+        words = json.loads(jobfiles.read(os.path.join(folder, name), _MOST_BYTES, root=os.path.dirname(folder)))
     except OSError as error:
-        if passes(error):
+        if jobfiles.passes(error):
             raise
         return None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return words if isinstance(words, dict) else None
 
@@ -136,7 +141,7 @@ def write(folder: str, name: str, words: dict[str, Any], durable: bool = True) -
             file.flush()
             if durable:
                 os.fsync(fd)
-        os.replace(part, os.path.join(folder, name))
+        _put_in_place(part, os.path.join(folder, name))
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(part)
@@ -145,15 +150,19 @@ def write(folder: str, name: str, words: dict[str, Any], durable: bool = True) -
         sync(folder)
 
 
-def passes(error: OSError) -> bool:
-    """Whether it is the machine's fault, which may be over a little later: no room, no descriptors, a bad disk."""
-    return error.errno in _PASSING
-
-
 def complain(text: str) -> None:
     """Nobody dies of a log that cannot be written."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
+
+
+def _put_in_place(part: str, path: str) -> None:
+    """Whatever is there now: a folder in the way of an exit would keep it from ever being known."""
+    try:
+        os.replace(part, path)
+    except IsADirectoryError:
+        os.rename(path, f"{part}.aside")
+        os.replace(part, path)
 
 
 def sync(folder: str) -> None:
@@ -162,6 +171,11 @@ def sync(folder: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def log_root(log: str, data: str) -> str | None:
+    """The folder on the way to a log that only the server can replace; None: the log's own is trusted."""
+    return data if log.startswith(data + os.sep) else None
 
 
 def ended(status: int) -> dict[str, Any]:
@@ -192,6 +206,7 @@ class Supervisor:
         self.unwritten: dict[str, Any] | None = None
         """What is to be written down about us, as long as it could not be."""
         self.log = -1
+        self.pump: Pump | None = None
         self.tree: list[tuple[int, int]] = []
 
     def run(self) -> bool:
@@ -215,6 +230,9 @@ class Supervisor:
             self._take_in()
         self._watch()
         self._end_tree()
+        if self.pump is not None:
+            with contextlib.suppress(OSError):  # Its end is told, whatever becomes of its log.
+                self.pump.finish()
         self._finish(ended(self.status or 0), self.box.out_of_memory() or self.text)
         return False
 
@@ -224,23 +242,35 @@ class Supervisor:
         parent = os.getpid()
         try:
             self.box.make()
-            self.log = os.open(self.launch["log"], os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            root = log_root(self.launch["log"], os.path.dirname(self.launch["server_lock"]))
+            self.log = jobfiles.opened(self.launch["log"], os.O_RDWR | os.O_APPEND | os.O_CREAT, root=root)
             problems, into = os.pipe2(os.O_CLOEXEC)
+            output, says = _wide_pipe()
             self.worker = os.fork()
         except OSError as error:
-            return f"{error.filename or 'a process'}: {error.strerror}", passes(error)
+            return f"{error.filename or 'a process'}: {error.strerror}", jobfiles.passes(error)
         if self.worker == 0:
             os.close(problems)
-            self._become_worker(parent, into)
+            os.close(output)
+            self._become_worker(parent, into, says)
             return "", False
         os.close(into)
+        os.close(says)
         with open(problems, "rb") as file:
             number, _, problem = file.read().decode(errors="replace").partition(" ")
-        if problem:
-            os.waitpid(self.worker, 0)
-        return problem, number.isdecimal() and int(number) in _PASSING
+        passing = number.isdecimal() and jobfiles.passes(OSError(int(number), problem))
+        if not problem:
+            try:
+                self.pump = Pump(output, self.log, self.launch["log_bytes"])
+                return "", False
+            except RuntimeError as error:  # No more threads.
+                problem, passing = str(error), True
+                os.kill(self.worker, signal.SIGKILL)
+        os.close(output)
+        os.waitpid(self.worker, 0)
+        return problem, passing
 
-    def _become_worker(self, parent: int, into: int) -> None:
+    def _become_worker(self, parent: int, into: int, says: int) -> None:
         """In the fork. Returns when the rest is done by the warm interpreter."""
         try:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -250,7 +280,7 @@ class Supervisor:
             os.close(self.ready)
             os.setsid()
             self._apply_limits()
-            self._connect_streams()
+            self._connect_streams(says)
             os.chdir(self.launch["cwd"])
             if self.how == "forked":
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
@@ -276,12 +306,12 @@ class Supervisor:
                 resource.setrlimit(which, tuple(limits))
         os.umask(self.launch["umask"])
 
-    def _connect_streams(self) -> None:
+    def _connect_streams(self, says: int) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        for number, fd in enumerate((nothing, self.log, self.log)):
+        for number, fd in enumerate((nothing, says, says)):
             os.dup2(fd, number)
-        os.close(nothing)
-        os.close(self.log)
+        for fd in (nothing, says, self.log):
+            os.close(fd)
 
     def _announce(self) -> None:
         us, worker = containment.look_up(os.getpid()), containment.look_up(self.worker)
@@ -343,13 +373,11 @@ class Supervisor:
 
     def _next_orders(self) -> list[str]:
         try:
-            with open(os.path.join(self.folder, ORDERS)) as file:
-                file.seek(self.orders_read)
-                text = file.read()
+            text: bytes = jobfiles.read(os.path.join(self.folder, ORDERS), _MOST_BYTES)[self.orders_read :]
         except OSError:
             return []
         self.orders_read += len(text)
-        return text.split()
+        return text.decode(errors="replace").split()
 
     def _obey(self, orders: list[str]) -> None:
         self.asked = self.asked or bool(orders)
@@ -394,7 +422,8 @@ class Supervisor:
             self._obey(["terminate"])
 
     def _bound_log(self) -> None:
-        bound(self.log, self.launch["log_bytes"])
+        if self.pump is not None:
+            self.pump.look()
 
     def _note_tree(self) -> None:
         """For the server, should we be killed: without a control group it could not find those without the mark."""
@@ -444,6 +473,68 @@ class Supervisor:
             self.box.remove()
 
 
+class Pump:
+    """Takes what the worker says out of a pipe into its log, in a thread: so whoever says more than there is room for
+    waits until the beginning was given up, and the log is never larger than it may be.
+
+    Short pieces are gathered for a moment. What a full disk does not take is lost, and the worker goes on.
+    """
+
+    def __init__(self, output: int, log: int, most_bytes: int) -> None:
+        """Raises `RuntimeError` when there can be no thread."""
+        self._output, self._log, self._most = output, log, most_bytes
+        self._chunk = max(_BLOCK, min(_WIDE, most_bytes // 8))
+        self._lost = 0
+        self._writing = _thread.allocate_lock()
+        self._over = _thread.allocate_lock()
+        self._over.acquire()
+        _thread.start_new_thread(self._run, ())
+
+    def finish(self) -> None:
+        """All that was said is in the log. Whoever could say more has ended, unless somebody else holds the pipe: who
+        does is not waited for."""
+        if self._over.acquire(timeout=_LAST_WORDS_S):
+            os.close(self._output)
+        self.look()
+
+    def look(self) -> None:
+        """A worker may also write to its log by itself."""
+        if self._writing.acquire(timeout=_GATHER_S):
+            try:
+                bound(self._log, self._most)
+            finally:
+                self._writing.release()
+
+    def _run(self) -> None:
+        try:
+            while data := os.read(self._output, self._chunk):
+                self._keep(data)
+                if len(data) < self._chunk:
+                    time.sleep(_GATHER_S)
+        finally:
+            self._over.release()
+
+    def _keep(self, data: bytes) -> None:
+        lost, self._lost = self._lost, 0
+        note = b"\n[%d bytes were lost: the disk was full]\n" % lost if lost else b""
+        rest = memoryview(note + data)
+        try:
+            with self._writing:
+                bound(self._log, self._most - len(rest))
+                while rest:
+                    rest = rest[os.write(self._log, rest) :]
+        except OSError:
+            self._lost = len(rest) if len(rest) <= len(data) else lost + len(data)
+
+
+def _wide_pipe() -> tuple[int, int]:
+    """One that takes as much at once as it may."""
+    output, says = os.pipe2(os.O_CLOEXEC)
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(output, _F_SETPIPE_SZ, _WIDE)
+    return output, says
+
+
 def _command_line(pid: int) -> bytes:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return file.read()
@@ -456,7 +547,7 @@ def is_held(path: str, unknown: bool = False) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        return unknown and passes(error)
+        return unknown and jobfiles.passes(error)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from stretto.backends.protocol import Exit
 from stretto.jobs.events import Kept, Stuck
@@ -87,6 +87,11 @@ class Driver(ABC):
         """Which workers have begun or ceased to hang; the loop writes it down."""
         self.looking_back: asyncio.Task[None] | None = None
         """Its last worker has ended: finds out whether its progress was saved."""
+
+    @classmethod
+    def preparation(cls, active: Active, around: Surroundings) -> Callable[[], Any] | None:
+        """What has to be done in a thread before there can be one; it gives the third argument. It may raise."""
+        return None
 
     def watch_pauses(self) -> None:
         """From now on."""

@@ -6,10 +6,14 @@ never joins is a plain program: its exit code is all there is.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
+from stretto import jobfiles
 from stretto.backends.protocol import Exit
 from stretto.control import stuck
 from stretto.control.coordination import Coordination
@@ -30,36 +34,27 @@ _LONGEST_S = 1e9
 
 
 class ElasticDriver(Driver):
-    def __init__(self, active: Active, surroundings: Surroundings) -> None:
+    def __init__(self, active: Active, surroundings: Surroundings, journal: Journal | None = None) -> None:
+        """The journal: as `preparation` has made it."""
         super().__init__(active, surroundings)
-        job, asked = active.job, active.request
         self._speed = Speed(active, surroundings, lambda: self.state)
         self._hanging: dict[str, float] = {}
         """Workers that were named, and for how long they have made no step."""
         self.coordination = Coordination(
-            Settings(token=job.secret, min_workers=asked.min_workers, want=max(1, len(active.target))),
-            self._journal(),
-            watch=self._watch,
+            _settings(active), self._journal() if journal is None else journal, watch=self._watch
         )
         self.coordination.open()
-        self._announce()
         self._committed = (0, surroundings.clock())
         self._failed_exit: tuple[Worker, Exit] | None = None
         self._never_joined = False
         """Its script has ended without a word to us: it is not elastic, and not started anew in another's place."""
 
+    @classmethod
+    def preparation(cls, active: Active, around: Surroundings) -> Callable[[], Journal]:
+        return partial(_prepared, around.folder, active.job.id, _settings(active), _url(active, around))
+
     def _journal(self) -> Journal:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return FileJournal(self.folder / "journal")
-
-    def _announce(self) -> None:
-        """Workers of an earlier server may know another address."""
-        part = self.folder / f"{NOTICE}.part"
-        part.write_text(self._url())
-        part.replace(self.folder / NOTICE)
-
-    def _url(self) -> str:
-        return f"{self.around.url()}/v1/jobs/{self.active.job.id}/join"
+        return self.preparation(self.active, self.around)()
 
     @property
     def state(self) -> State:
@@ -81,7 +76,7 @@ class ElasticDriver(Driver):
     def environment(self, worker: str, seat: Seat, member: int, size: int) -> dict[str, str]:
         job, file = self.active.job, self.active.file
         return {
-            "STRETTO_COORDINATOR": self._url(),
+            "STRETTO_COORDINATOR": _url(self.active, self.around),
             "STRETTO_TOKEN": job.secret,
             "STRETTO_WORKER": worker,
             "STRETTO_FOLDER": str(self.folder),
@@ -228,3 +223,35 @@ class ElasticDriver(Driver):
         if committed > self._committed[0]:
             self.longest_pause_s = max(self.longest_pause_s, now_s - self._committed[1])
             self._committed = committed, now_s
+
+
+def _url(active: Active, around: Surroundings) -> str:
+    return f"{around.url()}/v1/jobs/{active.job.id}/join"
+
+
+def _settings(active: Active) -> Settings:
+    asked = active.request
+    return Settings(token=active.job.secret, min_workers=asked.min_workers, want=max(1, len(active.target)))
+
+
+def _prepared(jobs: Path, job: str, settings: Settings, url: str) -> FileJournal:
+    """In a thread: its folder, its journal, and the notice that tells workers of an earlier server where we are now.
+    Raises `OSError` and `JournalError`."""
+    folder = jobs / job
+    jobfiles.make_folder(folder, root=jobs)
+    journal = FileJournal(folder / "journal", jobs)
+    try:
+        journal.load(settings)
+        if _notice(folder / NOTICE, jobs) != url.encode():
+            jobfiles.write(folder / NOTICE, url.encode(), root=jobs)
+    except BaseException:
+        journal.close()
+        raise
+    return journal
+
+
+def _notice(path: Path, jobs: Path) -> bytes:
+    """What is said there now."""
+    with contextlib.suppress(OSError):
+        return jobfiles.read(path, 4096, root=jobs)
+    return b""

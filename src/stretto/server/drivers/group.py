@@ -15,8 +15,10 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from stretto import jobfiles
 from stretto.backends.protocol import Exit
 from stretto.jobs.events import Kept
 from stretto.jobs.model import Seat, Worker
@@ -26,11 +28,12 @@ from stretto.server.book import Active
 from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe, fault_of
 from stretto.server.drivers.torchrun import contract
 from stretto.server.saves import Saves
-from stretto.tasks import stop
+from stretto.tasks import aside, stop
 
 _LOOK_S, _LONGEST_REST_S = 1.0, 60.0
 _RESTS = 50.0
 """Times as long as a look took, nobody looks again: where there are many files, or they are far away, it is seldom."""
+_LONGEST_LOOK_S = 10.0
 _AT_REST_S = 1.0
 """A file that was written to a moment ago may not be whole."""
 _START_S = 5.0
@@ -59,6 +62,7 @@ class GroupDriver(Driver):
         self._saves = (
             None if self.checkpoints is None else Saves(self.checkpoints, surroundings.clock, surroundings.heard)
         )
+        self._asking: asyncio.Task[float] | None = None
         self._looking = None if self._saves is None else asyncio.create_task(self._look(self._saves))
 
     @property
@@ -89,7 +93,7 @@ class GroupDriver(Driver):
         self._port, self._ended_well, self._taken, self._fault, self._error = _free_port(), False, False, None, None
         self._asked_s, self._ends = None, []
         if self.checkpoints is not None and not self.active.file.checkpoint.dir:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            jobfiles.make_folder(self.checkpoints, root=self.around.folder)
 
     def environment(self, worker: str, seat: Seat, member: int, size: int) -> dict[str, str]:
         job, file = self.active.job, self.active.file
@@ -111,6 +115,7 @@ class GroupDriver(Driver):
     async def close(self) -> None:
         await stop(self._looking)
         await stop(self.looking_back)
+        await stop(self._asking)
 
     def exited(self, worker: Worker, exit: Exit, left: int) -> Judgement:
         if worker.leaving:
@@ -162,12 +167,19 @@ class GroupDriver(Driver):
         """Gives back how long to wait before the next look."""
         async with self.around.looks:
             began_s = time.monotonic()
-            saved_s = await asyncio.to_thread(saves.newest_s, at_rest_s)
+            saved_s = await self._newest_s(saves, at_rest_s)
             took_s = time.monotonic() - began_s
         if saved_s > self.active.saved_s:
             self.active.saved_s = saved_s
             self.around.changed(self.active.number)
         return min(max(_LOOK_S, _RESTS * took_s), _LONGEST_REST_S)
+
+    async def _newest_s(self, saves: Saves, at_rest_s: float) -> float:
+        """A file system that does not answer holds up nobody else's looks. There is one thread for it, no more."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(aside(partial(saves.newest_s, at_rest_s)))
+        await asyncio.wait([self._asking], timeout=_LONGEST_LOOK_S)
+        return self._asking.result() if self._asking.done() else self.active.saved_s
 
     def _look_back(self, asked_s: float) -> None:
         """All were asked to end, and have. Has it saved?"""

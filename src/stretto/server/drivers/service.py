@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 import os
 import secrets
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+
+import msgspec
 
 from stretto.backends.protocol import Exit
 from stretto.errors import Occupied, UsageError
@@ -32,6 +34,7 @@ from stretto.tasks import stop
 
 PROXY, SOCKET = "proxy", "socket"
 """The helper of a service, by name: which one it is says how the service is reached."""
+HELPERS = frozenset({PROXY, SOCKET})
 
 HEALTHY_S = 30.0
 """After so long without a fault earlier ones are forgotten."""
@@ -52,7 +55,7 @@ class ServiceDriver(Driver):
         self.helper = self._chosen_helper()
         self.warm = self.helper == PROXY
         self.drain_s = active.file.stop.grace
-        self.proxy = proxy.Proxy(self.folder / "proxy")
+        self.proxy = proxy.Proxy(self.folder / "proxy", surroundings.folder)
         self._joined: frozenset[str] = frozenset()
         self._draining: dict[str, float] = {}
         """Since when those are, by launch."""
@@ -162,11 +165,10 @@ class ServiceDriver(Driver):
         if worker.leaving:
             return None
         self._starts_anew = worker.name == SOCKET and bool(self.active.job.workers)
-        log = self.folder / "logs" / f"{worker.name}.log"
-        said = proxy.complaint(log) if worker.name == PROXY else _last_line(log)
-        if "Address already in use" in said:
+        if "Address already in use" in exit.text:
             said = f"port {self.service.port} on {self.service.host} is in use by another program"
-        text = describe(worker, exit) + (f": {said}" if said else "")
+            exit = msgspec.structs.replace(exit, text=said)
+        text = describe(worker, exit)
         if exit.how == "refused":
             self.end = self.end or End("failed", text, 127)
             return self.end
@@ -191,7 +193,7 @@ class ServiceDriver(Driver):
         """See how things are, and do what is to be done; whether something is under way."""
         try:
             joined = await (self._look_at_proxy() if self.helper == PROXY else self._look_at_processes())
-        except (OSError, TimeoutError, ValueError, KeyError):
+        except (OSError, TimeoutError, ValueError, LookupError, csv.Error):
             # It is not there, or not yet: nobody is served, and who leaves need not wait.
             joined = frozenset()
             self._let_go(worker for worker in self.active.job.workers if worker.leaving)
@@ -361,9 +363,3 @@ def _with_port(run: str | tuple[str, ...], port: int) -> str | tuple[str, ...]:
 
 def _listening() -> tuple[str, ...]:
     return sys.executable, "-I", "-S", listening.__file__
-
-
-def _last_line(log: Path) -> str:
-    with contextlib.suppress(OSError, IndexError):
-        return log.read_bytes()[-2048:].decode(errors="replace").splitlines()[-1]
-    return ""

@@ -1,0 +1,305 @@
+"""What one job does to its own files, and what befalls it alone: the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from machine import DEADLINE_S, Machine, machine_of, play
+
+from stretto.jobs.model import Job
+
+BESIDE = "while [ ! -e over ]; do sleep 0.02; done"
+
+
+@contextlib.contextmanager
+def unblocked(*paths: Path) -> Iterator[None]:
+    """Whoever waits for the other end of a FIFO fails the test, and does not hold it up for ever."""
+    waited: list[Path] = []
+
+    def open_all() -> None:
+        for path in paths:
+            waited.append(path)
+            with contextlib.suppress(OSError):
+                os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+
+    timer = threading.Timer(DEADLINE_S, open_all)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+    assert not waited, "somebody waited for a FIFO"
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def beside(m: Machine, **fields: object) -> Job:
+    """An innocent one, which runs until the test says so."""
+    job = await m.submit(BESIDE, name="innocent", **fields)
+    return await m.until(job, lambda job: any(worker.pid for worker in job.workers), "running")
+
+
+async def goes_on(m: Machine, job: Job) -> None:
+    """It runs as it did, and so does what comes after."""
+    assert m.plane.ready == ""
+    await m.ended(await m.submit("true"))
+    (m.folder / "over").touch()
+    assert (await m.ended(job)).starts == 1
+
+
+@pytest.mark.parametrize(
+    "put",
+    ["os.mkfifo(log)", "os.symlink('/dev/zero', log)", "os.mkdir(log)",
+     "os.rename(logs, logs + '.was'); os.symlink('/dev', logs)",
+     "os.truncate(os.open(log, os.O_CREAT | os.O_WRONLY), 1 << 42)"],
+)  # fmt: skip
+def test_a_job_puts_something_else_in_the_place_of_its_log(tmp_path: Path, put: str) -> None:
+    (tmp_path / "hostile.py").write_text(
+        "import os, sys\nlogs = os.environ['STRETTO_JOB_FOLDER'] + '/logs'\nlog = f'{logs}/w0.log'\n"
+        f"os.rename(log, log + '.was')\n{put}\nsys.exit(3)\n"
+    )
+
+    async def story() -> None:
+        with unblocked(tmp_path / "data" / "jobs" / "2" / "logs" / "w0.log"):
+            async with machine_of(tmp_path, "1x3") as m:
+                innocent = await beside(m)
+                job = await m.ended(await m.submit([sys.executable, "hostile.py"]), "failed")
+                assert job.exit_code == 3
+                assert job.message == "w0 ended with exit code 3"
+                await goes_on(m, innocent)
+
+    play(story())
+
+
+def damaged(path: Path) -> None:
+    path.write_bytes(b'{"kind": "want", "si\n' + path.read_bytes())
+
+
+def out_of_order(path: Path) -> None:
+    path.write_bytes(b'{"kind": "formed", "number": 7, "applied": 3, "by": "nobody"}\n' + path.read_bytes())
+
+
+def deep(path: Path) -> None:
+    path.write_bytes(b"[" * 100_000 + b"\n")
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def endless(path: Path) -> None:
+    os.truncate(path, 1 << 42)
+
+
+DAMAGES: dict[Callable[[Path], None], str] = {
+    damaged: "damaged journal line", out_of_order: "record 1 of the journal does not fit", deep: "damaged journal line",
+    fifo: "in its place", link: "in its place", folder: "in its place", endless: "more than",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_one_damaged_journal(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    journal = tmp_path / "data" / "jobs" / "1" / "journal"
+
+    async def before() -> int:
+        async with machine_of(tmp_path, "1x4") as m:
+            job = await m.submit("sleep 600", elastic={"min": 1, "max": 1}, name="spoilt")
+            job = await m.until(job, lambda job: any(worker.pid for worker in job.workers), "running")
+            await beside(m, elastic={"min": 1, "max": 1})
+            return job.workers[0].pid
+
+    async def after(pid: int) -> None:
+        with unblocked(journal):
+            async with machine_of(tmp_path, "1x4") as m:
+                job = await m.ended("spoilt", "failed")
+                assert DAMAGES[damage] in job.message
+                assert not alive(pid)
+                await goes_on(m, await m.plane.job("innocent"))
+
+    async def story() -> None:
+        pid = await before()
+        damage(journal)
+        await after(pid)
+
+    play(story())
+
+
+LEVELS = {
+    "elastic": {"elastic": {"min": 1, "max": 1}},
+    "restart": {"elastic": {"min": 1, "max": 1}, "level": "restart"},
+    "rigid": {},
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_one_whose_folder_cannot_be_made(tmp_path: Path, level: str) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x4") as m:
+            innocent = await beside(m)
+            (tmp_path / "data" / "jobs" / "2").write_text("in the way")
+            job = await m.ended(await m.submit("true", **LEVELS[level]), "failed")
+            assert "in its place" in job.message
+            await goes_on(m, innocent)
+
+    play(story())
+
+
+@contextlib.contextmanager
+def busy(path: Path) -> Iterator[None]:
+    """A file that nobody may write to as long as it is being executed."""
+    path.parent.mkdir(parents=True)
+    sleep = shutil.which("sleep")
+    assert sleep is not None
+    shutil.copy(sleep, path)
+    path.chmod(0o700)
+    with subprocess.Popen([path, "600"], executable=path) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def test_one_that_is_tried_again_until_it_can_run(tmp_path: Path) -> None:
+    journal = tmp_path / "data" / "jobs" / "2" / "journal"
+
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x4") as m:
+            innocent = await beside(m)
+            with busy(journal):
+                job = await m.submit("true", elastic={"min": 1, "max": 1}, retries=20)
+                held = await m.until(job, lambda job: bool(job.message), "in trouble")
+                assert held.phase == "queued"
+                assert "Text file busy" in held.message
+                assert list(m.plane.loop.troubles) == [job.number]
+                while "retried" not in await m.kinds(job):
+                    await asyncio.sleep(0.01)
+                await m.reason(job, "back-off")
+                assert m.plane.ready == ""
+                await m.ended(await m.submit("true"))
+            journal.unlink()
+            assert (await m.ended(job)).starts == 1
+            assert not m.plane.loop.troubles
+            await goes_on(m, innocent)
+
+    play(story())
+
+
+def test_one_that_is_given_up(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x4") as m:
+            innocent = await beside(m)
+            with busy(tmp_path / "data" / "jobs" / "2" / "journal"):
+                job = await m.ended(await m.submit("true", elastic={"min": 1, "max": 1}, retries=0), "failed")
+            assert "Text file busy" in job.message
+            await goes_on(m, innocent)
+
+    play(story())
+
+
+def test_one_that_waits_can_be_cancelled(tmp_path: Path) -> None:
+    """With and without workers."""
+    journal = tmp_path / "data" / "jobs" / "1" / "journal"
+
+    async def before() -> int:
+        async with machine_of(tmp_path, "1x4") as m:
+            job = await m.submit("sleep 600", elastic={"min": 1, "max": 1}, name="adopted")
+            job = await m.until(job, lambda job: any(worker.pid for worker in job.workers), "running")
+            return job.workers[0].pid
+
+    async def after(pid: int) -> None:
+        async with machine_of(tmp_path, "1x4") as m:
+            await m.until("adopted", lambda job: "Text file busy" in job.message, "in trouble")
+            assert alive(pid)
+            with busy(tmp_path / "data" / "jobs" / "2" / "journal"):
+                waits = await m.submit("true", elastic={"min": 1, "max": 1}, retries=20)
+                await m.until(waits, lambda job: bool(job.message), "in trouble")
+                for name in (waits.id, "adopted"):
+                    await m.plane.wish(name, "cancel", "me")
+                    await m.ended(name, "cancelled")
+            assert not alive(pid)
+
+    async def story() -> None:
+        pid = await before()
+        shutil.rmtree(journal.parent)
+        with busy(journal):
+            await after(pid)
+
+    play(story())
+
+
+def test_an_adopted_one_is_driven_as_soon_as_it_can_be(tmp_path: Path) -> None:
+    """What its workers do meanwhile is not lost."""
+    journal = tmp_path / "data" / "jobs" / "1" / "journal"
+
+    async def before() -> None:
+        async with machine_of(tmp_path, "1x4") as m:
+            job = await m.submit(BESIDE, elastic={"min": 1, "max": 1}, name="adopted")
+            await m.until(job, lambda job: any(worker.pid for worker in job.workers), "running")
+
+    async def after() -> None:
+        async with machine_of(tmp_path, "1x4") as m:
+            await m.until("adopted", lambda job: "Text file busy" in job.message, "in trouble")
+            (tmp_path / "over").touch()
+            while not m.plane.loop._untold:
+                await asyncio.sleep(0.01)
+            journal.rename(journal.with_name("was"))
+            assert (await m.ended("adopted")).starts == 1
+
+    async def story() -> None:
+        await before()
+        shutil.rmtree(journal.parent)
+        with busy(journal):
+            await after()
+
+    play(story())
+
+
+def test_one_whose_job_file_cannot_be_read_any_more(tmp_path: Path) -> None:
+    async def before() -> int:
+        async with machine_of(tmp_path, "1x4") as m:
+            job = await m.submit("sleep 600", name="spoilt")
+            job = await m.until(job, lambda job: any(worker.pid for worker in job.workers), "running")
+            await beside(m)
+            return job.workers[0].pid
+
+    async def after(pid: int) -> None:
+        async with machine_of(tmp_path, "1x4") as m:
+            job = await m.ended("spoilt", "failed")
+            assert "its job file cannot be read any more" in job.message
+            while alive(pid):
+                await asyncio.sleep(0.01)
+            await goes_on(m, await m.plane.job("innocent"))
+
+    async def story() -> None:
+        pid = await before()
+        with contextlib.closing(sqlite3.connect(tmp_path / "data" / "stretto.db")) as store, store:
+            store.execute("UPDATE jobs SET job = json_set(job, '$.spec.workers', 'several') WHERE number = 1")
+        await after(pid)
+
+    play(story())
