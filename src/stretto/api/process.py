@@ -57,6 +57,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     data: str
     """The data directory."""
     host: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ()
+    """Names, beside its address, under which it answers."""
     port: int | None = None
     """None: the one it had before, at first 8470. 0: any that is free. Workers come back to it after a restart."""
     nodes: str = ""
@@ -199,6 +201,7 @@ async def _opened(
 ) -> AsyncIterator[tuple[Any, socket.socket, Info]]:
     """Store, plane, port; then the plane begins to work."""
     from stretto.api import Auth, create_app
+    from stretto.api.hosts import Hosts, names
     from stretto.api.serving import address_of, bind
     from stretto.backends.local.backend import LocalBackend
     from stretto.backends.local.machine import discover
@@ -227,7 +230,8 @@ async def _opened(
             address = address_of(listening)
             store.put_setting("port", listening.getsockname()[1]).result()
             _ensure_token(data, store, clock())
-            app = create_app(plane, Auth(store, clock))
+            hosts = Hosts(listening.getsockname()[0].partition("%")[0], names(options.hosts))
+            app = create_app(plane, Auth(store, clock), hosts)
             info = Info(url=f"http://{address}", pid=os.getpid(), version=stretto.__version__, slots=str(machine))
             await plane.open()
             try:
