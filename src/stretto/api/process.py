@@ -40,6 +40,7 @@ from stretto.backends.local.runs import FolderInUse, server_lock, serving
 from stretto.backends.local.supervisor import is_held
 from stretto.errors import NotFound, Occupied, StrettoError, Unavailable, UsageError
 from stretto.server.view import Quota
+from stretto.visible import LogFormatter
 
 DEFAULT_PORT = 8470
 _DAY_S = 86400.0
@@ -405,7 +406,9 @@ def main() -> int:
 
 def set_up_logging() -> None:
     """To standard error, with the time."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     for talkative in ("uvicorn", "alembic"):
         logging.getLogger(talkative).setLevel(logging.WARNING)
 

@@ -8,14 +8,12 @@ a database that is locked or away is known only then. Many who ask at once cost 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from stretto.errors import StrettoError
 from stretto.store import Store
 
 _PATIENCE_S = 2.0
-_GOOD_FOR_S = 0.1
 _SETTING = "probe"
 _AS_LARGE_AS_A_JOB = "-" * 4096
 
@@ -25,13 +23,12 @@ class Readiness:
         """`known`: why not, as far as nobody has to be asked; empty if nothing is known."""
         self._store, self._known = store, known
         self._writing: asyncio.Task[str] | None = None
-        self._tried_s = 0.0
 
     async def trouble(self) -> str:
         """Why nothing can be submitted; empty if it can."""
         if known := self._known():
             return known
-        if self._writing is None or (self._writing.done() and time.monotonic() - self._tried_s > _GOOD_FOR_S):
+        if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._try())
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -44,6 +41,4 @@ class Readiness:
             await asyncio.wrap_future(self._store.put_setting(_SETTING, _AS_LARGE_AS_A_JOB))
         except StrettoError as error:
             return error.message
-        finally:
-            self._tried_s = time.monotonic()
         return ""
