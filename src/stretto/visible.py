@@ -1,10 +1,10 @@
 """Texts of others on the way to a person: what a terminal would obey, or hide, is shown instead.
 
 A job's name, label, message or log is written by whoever submitted it, and read at somebody else's terminal. Control
-characters (C0, DEL, C1) move its cursor, change its title or answer in its name; marks of direction, and characters of no
-width, let a text look like another one; separators of lines make two of one. Each is replaced by how Python writes it,
-`\\x1b` or `\\u202e`, in one place: `Guarded` stands before standard output and standard error. What we draw ourselves is
-written to the stream behind it (`behind`).
+characters (C0, DEL, C1) move its cursor, change its title or answer in its name; marks of direction, and characters of
+no width, let a text look like another one; separators of lines make two of one. Each is replaced by how Python writes
+it, `\\x1b` or `\\u202e`, in one place: `Guarded` stands before standard output and standard error. What we draw
+ourselves is written to the stream behind it (`behind`).
 """
 
 from __future__ import annotations

@@ -128,9 +128,9 @@ def test_a_token_in_an_address_is_refused(api: Api, tokens: dict[str, str], path
     for asking in (api.as_(None), api):
         if path.endswith("/follow"):
             headers = {"Authorization": f"Bearer {asking.token}"} if asking.token else {}
-            connecting = connect(api.websocket(f"{path}?token={tokens['viewer']}"), additional_headers=headers)
+            url = api.websocket(f"{path}?token={tokens['viewer']}")
             with pytest.raises(InvalidStatus) as refused:
-                connecting.__enter__()
+                connect(url, additional_headers=headers)
             status, body = refused.value.response.status_code, refused.value.response.body or b""
         else:
             answer = asking.get(path, token=tokens["viewer"])

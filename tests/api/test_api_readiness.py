@@ -62,10 +62,9 @@ def submission(api: Api) -> Answer:
 
 
 def test_what_the_server_knows_of_itself_keeps_submissions_out_too(tmp_path: Path) -> None:
-    """A loop that cannot decide, and a server that goes down, take nothing though the store would."""
+    """A loop that cannot decide takes nothing, though the store would."""
     code = tmp_path / "failing.py"
     code.write_text(
-        "from stretto.core.options import NoOptions\n"
         "from stretto.core.policy import Traits, policy\n"
         "@policy('failing', traits=Traits())\n"
         "def failing(view, memory, options):\n"

@@ -80,6 +80,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Workers may be forks of a warm interpreter."""
     record: str = ""
     """A file in which every decision is written down."""
+    notify_to: tuple[str, ...] = ()
+    """Networks that are not public and that job files may have told of their events."""
+    insecure: bool = False
+    """It may listen where others than this machine reach it, though all that is said there can be read on the way."""
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,8 +229,9 @@ async def _opened(
             quotas=options.quotas,
             policy=options.policy,
             record=Path(options.record) if options.record else None,
+            notify_to=options.notify_to,
         )
-        listening = bind(options.host, _port(options, plane.settings))
+        listening = bind(options.host, _port(options, plane.settings), insecure=options.insecure)
         with listening:
             address = address_of(listening)
             store.put_setting("port", listening.getsockname()[1]).result()
@@ -351,8 +356,9 @@ def _start_in_background(options: Options) -> Info:
     out, into = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "stretto.api.process", msgspec.json.encode(options).decode(), str(into)],
-            stdin=subprocess.DEVNULL,
+            # Its arguments are there for all to see: what it is told comes by a pipe. The folder is for people.
+            [sys.executable, "-m", "stretto.api.process", options.data, str(into)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -361,6 +367,9 @@ def _start_in_background(options: Options) -> Info:
         )
     finally:
         os.close(into)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as told:
+        told.write(msgspec.json.encode(options))
     with open(out, "rb") as pipe:
         word = json.loads(pipe.read() or b"{}")
     if "url" in word:
@@ -380,9 +389,12 @@ def _told_error(word: dict[str, Any], options: Options) -> StrettoError:
 
 
 def main() -> int:
-    """What `_start_in_background` starts: options, and the descriptor that waits for the outcome."""
-    options, into = msgspec.json.decode(sys.argv[1], type=Options), int(sys.argv[2])
+    """What `_start_in_background` starts: the descriptor that waits for the outcome; options on standard input."""
+    options, into = msgspec.json.decode(sys.stdin.buffer.read(), type=Options), int(sys.argv[2])
     os.set_inheritable(into, False)
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
 
     def ready(info: Info) -> None:
         os.write(into, msgspec.json.encode(info))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import socket
 from collections.abc import Iterator
 
@@ -23,8 +24,9 @@ _KEEP_ALIVE_S = 75
 _GRACE_S = 2
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Listen there; 0 is any free port. Raises `Occupied`, or `UsageError` for what cannot be listened on."""
+def bind(host: str, port: int, *, insecure: bool = True) -> socket.socket:
+    """Listen there; 0 is any free port. Raises `Occupied`, or `UsageError` for what cannot be listened on; unless it is
+    called insecure, that is every address that others than this machine reach."""
     if not 0 <= port <= 65535:
         raise UsageError(f"{port} is not a port", hint="give a number up to 65535, or 0 for any that is free")
     try:
@@ -34,6 +36,12 @@ def bind(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, proto)
     except OSError as error:
         raise UsageError(f"{host}:{port} is no address to listen on: {error}", hint="give another host") from None
+    if not insecure and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        listening.close()
+        raise UsageError(
+            f"at {host} tokens and logs would be sent where others can read them: nothing is encrypted",
+            hint="listen on 127.0.0.1 behind a proxy with TLS or a tunnel, or say --insecure on a network you trust",
+        )
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)

@@ -133,7 +133,7 @@ def why(job: JobRef, /, *, json: Json = False, place: Place = SOMEWHERE) -> None
     allowed = words.limits(facts.pop("min_workers"), facts.pop("max_workers"))
     target = f", on its way to {found.target}" if found.target != found.workers else ""
     name = f"{found.job} ({found.name})" if place.cluster is None else found.job
-    print(f"job {name} {found.text or found.phase}")
+    print(in_line(f"job {name} {found.text or found.phase}"))
     told = [("workers", f"{found.workers}/{allowed}{target}"), ("policy", found.policy)]
     told += [
         (name.removesuffix("_s"), words.span(value) if name.endswith("_s") else str(value))

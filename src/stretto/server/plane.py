@@ -41,6 +41,7 @@ from stretto.server.lengths import Source, Total
 from stretto.server.loop import Loop, Rules
 from stretto.server.memory import MemoryKeeper, SpeedKeeper
 from stretto.server.notifying import Notifier
+from stretto.server.reaching import Reach
 from stretto.server.site import LocalSite
 from stretto.server.view import Quota
 from stretto.sim import forecast as forecasts
@@ -149,8 +150,10 @@ class Plane:
         policy: str = "",
         environment: Mapping[str, str] | None = None,
         record: Path | None = None,
+        notify_to: Iterable[str] = (),
     ) -> None:
-        """`record`: a file in which every decision is written down."""
+        """`record`: a file in which every decision is written down. `notify_to`: networks that job files may have told
+        of their events, beside the public ones."""
         self.folder, self.store, self.backend, self.clock = folder, store, backend, clock
         self._loaded = store.load()
         self.book = Book(store, clock)
@@ -191,7 +194,7 @@ class Plane:
         self._fitting: tuple[tuple[Node, ...], set[object]] = (), set()
         """Shapes of jobs that are known to be possible on these nodes."""
         self.book.recovered = lambda: self.loop.wake(decide=True)
-        self.book.listeners += [self._publish, Notifier(self.loop.spawn)]
+        self.book.listeners += [self._publish, Notifier(self.loop.spawn, Reach(notify_to))]
 
     def _policy(self, chosen: Mapping[str, Any], *, optional: bool) -> Policy:
         try:
