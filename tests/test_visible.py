@@ -11,7 +11,8 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.visible import Coloured, Guarded, LogFormatter, as_json, in_all, in_line, visible
+from stretto.api.process import LogFormatter
+from stretto.visible import Coloured, Guarded, as_json, in_all, in_line, visible
 
 HOSTILE = "\x1b]0;title\x07 \x9b31m \x7f \u202eevil\u2066 a\u200bb \u2028 \ufeff \x08 \r \x0b \x0c \x85 \U000e0041"
 KEPT = {"\n", "\t"}

@@ -10,7 +10,6 @@ ourselves is written to the stream behind it (`behind`).
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterable
 from typing import Any, TextIO
@@ -99,17 +98,6 @@ class Guarded:
 def behind(stream: TextIO) -> TextIO:
     """For what we draw ourselves."""
     return stream.behind if isinstance(stream, Guarded) else stream
-
-
-class LogFormatter(logging.Formatter):
-    """The same for a log of ours that people read: nobody's text begins a line of it."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = record.message.replace("\n", "\n    ")
-        return super().formatMessage(record)
-
-    def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
 
 
 def _written(found: re.Match[str]) -> str:

@@ -37,9 +37,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     body_s: float = 120.0
     write_s: float = 30.0
     """So long nothing of what is sent may be taken."""
-    connections: int = 1024
+    connections: int = 4096
     """Without those that are streams."""
-    per_address: int = 128
+    per_address: int = 256
     streams: int = 8192
 
     @classmethod
@@ -47,7 +47,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """As many as this process may have open, with some left for its other work."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         usual = cls()
-        return cls(connections=min(usual.connections, most // 4), streams=min(usual.streams, most // 2))
+        return cls(connections=min(usual.connections, most // 2), streams=min(usual.streams, most * 3 // 8))
 
 
 def begin_stream(scope: Scope) -> None:
