@@ -145,6 +145,11 @@ def test_what_no_database_takes_is_asked_of_none(api: Api, query: dict[str, Any]
     assert api.get("/v1/jobs", **most).status == 200
 
 
+@pytest.mark.parametrize("name", ["x" * 5000 + ".py", "../" * 2000 + "x.py:y", "a\nb", "\u202e", "/dev/zero.py", "\0"])
+def test_no_name_of_a_policy_is_a_mistake_of_ours(api: Api, name: str) -> None:
+    assert api.send("PUT", "/v1/policy", {"name": name}).status in (400, 422)
+
+
 def test_others_are_answered_while_a_file_is_read(api: Api) -> None:
     """The event loop does not read it: others come by as often as they ask, not once for each file."""
     read = 0

@@ -191,6 +191,8 @@ class Plane:
         self._next = self._loaded.next_number
         self._running: asyncio.Task[None] | None = None
         self._watches: set[Watch] = set()
+        self._forecasting = asyncio.Semaphore(2)
+        """They may take long, and others need threads too."""
         self._fitting: tuple[tuple[Node, ...], set[object]] = (), set()
         """Shapes of jobs that are known to be possible on these nodes."""
         self.book.recovered = lambda: self.loop.wake(decide=True)
@@ -488,7 +490,8 @@ class Plane:
             first = {active.number for active in [a for a in shown if not a.target][:_MOST_FORESEEN]}
             shown = [a for a in shown if a.target or a.number in first or a.number in asked_for]
         view = views.snapshot(shown, self.loop.cluster, self.loop.estimates, now_s, most)
-        found = await asyncio.to_thread(forecasts.forecast, view, rules.policy, self.loop.state, rules.settings)
+        async with self._forecasting:
+            found = await asyncio.to_thread(forecasts.forecast, view, rules.policy, self.loop.state, rules.settings)
         sources = self._sources(shown, view)
         unknown = np.array([source == "unknown" for source in sources], np.bool_)
         guessed = forecasts.guessed(found, unknown, view.min_workers < view.max_workers)
