@@ -60,7 +60,7 @@ def _is_path(name: str) -> bool:
 def _from_file(name: str) -> Entry:
     text, _, wanted = name.partition(".py:") if ".py:" in name else (name, "", "")
     path = Path(text + ".py" if wanted else text)
-    if not path.is_file():
+    if not _is_file(path):
         raise UsageError(
             f"policy file {str(path)!r} does not exist", hint="give path/to/file.py or path/to/file.py:name"
         )
@@ -78,6 +78,14 @@ def _from_file(name: str) -> Entry:
             hint=f"say which: {', '.join(f'{path}:{each}' for each in found)}",
         )
     return found[wanted or next(iter(found))]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        # A name too long for any file system, say.
+        return False
 
 
 @cache

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from api_client import Api
-from websockets.exceptions import InvalidStatus
+from api_client import PATIENCE_S, Api
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Subprotocol
+
+from stretto.api.reading import FIRST_MESSAGE
 
 VIEWER, USER, ADMIN = {"viewer", "user", "other", "admin"}, {"user", "admin"}, {"admin"}
 CALLS = [
@@ -114,16 +121,81 @@ def test_the_last_admin_cannot_be_removed(api: Api) -> None:
     assert api.ask("DELETE", f"/v1/tokens/{mine[0]}").status == 409
 
 
-def test_a_query_token_is_for_streams_only(api: Api, tokens: dict[str, str]) -> None:
-    anybody, viewer = api.as_(None), tokens["viewer"]
-    assert anybody.get("/v1/jobs", token=viewer).status == 401
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/events/stream", "/v1/jobs/{job}/logs/follow"])
+def test_a_token_in_an_address_is_refused(api: Api, tokens: dict[str, str], path: str) -> None:
+    """Addresses end in logs and histories. With a header, too: whoever sends it in both places is told."""
+    path = path.format(job=api.submit("true")["id"])
+    for asking in (api.as_(None), api):
+        if path.endswith("/follow"):
+            headers = {"Authorization": f"Bearer {asking.token}"} if asking.token else {}
+            url = api.websocket(f"{path}?token={tokens['viewer']}")
+            with pytest.raises(InvalidStatus) as refused:
+                connect(url, additional_headers=headers)
+            status, body = refused.value.response.status_code, refused.value.response.body or b""
+        else:
+            answer = asking.get(path, token=tokens["viewer"])
+            status, body = answer.status, answer.body
+        assert status == 401
+        assert b"unauthenticated" in body
+        assert b"Authorization: Bearer" in body
+
+
+def test_a_browser_sends_its_token_as_the_first_message(api: Api, tokens: dict[str, str]) -> None:
     job = api.submit("true")
-    with connect(api.websocket(f"/v1/jobs/{job['id']}/logs/follow?token={viewer}")) as socket:
+    url = api.websocket(f"/v1/jobs/{job['id']}/logs/follow")
+    with connect(url, subprotocols=[Subprotocol(FIRST_MESSAGE)]) as socket:
+        assert socket.subprotocol == FIRST_MESSAGE
+        socket.send(json.dumps({"token": tokens["viewer"]}))
         assert socket.recv(timeout=30)
-    with pytest.raises(InvalidStatus) as refused:
-        connect(api.websocket(f"/v1/jobs/{job['id']}/logs/follow")).__enter__()
-    assert refused.value.response.status_code == 401
-    assert b"unauthenticated" in (refused.value.response.body or b"")
+    for said in ('{"token": "wrong"}', "no token", b"\xff", "[" * 100_000):
+        with connect(url, subprotocols=[Subprotocol(FIRST_MESSAGE)]) as socket:
+            socket.send(said)
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv(timeout=30)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 4401
+
+
+def listen_to_events(api: Api, token: str) -> Iterator[bytes]:
+    with contextlib.closing(http.client.HTTPConnection(api.address, timeout=30)) as connection:
+        connection.request("GET", "/v1/events/stream", headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        yield str(answer.status).encode()
+        while line := answer.readline():
+            yield line
+
+
+def listen_to_log(api: Api, token: str, job: str) -> Iterator[bytes]:
+    url = api.websocket(f"/v1/jobs/{job}/logs/follow")
+    with connect(url, additional_headers={"Authorization": f"Bearer {token}"}) as socket:
+        yield b"200"
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                yield str(socket.recv(timeout=30)).encode()
+        assert socket.close_code == 1008
+
+
+@pytest.mark.parametrize("what", ["events", "log"])
+@pytest.mark.parametrize("how", ["revoked", "removed", "expired"])
+def test_a_stream_ends_when_its_token_does(api: Api, data: Path, what: str, how: str) -> None:
+    """`removed`: by somebody else than this server. A busy stream ends as well as a silent one."""
+    job = api.submit("while true; do echo tick; sleep 0.2; done")
+    api.until(job["id"], "running")
+    expires_s = time.time() + 3 if how == "expired" else None  # noqa: TID251
+    made = api.post("/v1/tokens", {"user": "ada", "role": "viewer", "expires_s": expires_s}).json
+    listening = (
+        listen_to_events(api, made["secret"]) if what == "events" else listen_to_log(api, made["secret"], job["id"])
+    )
+    assert next(listening) == b"200"
+    if how == "revoked":
+        assert api.ask("DELETE", f"/v1/tokens/{made['id']}").status == 204
+    elif how == "removed":
+        with contextlib.closing(sqlite3.connect(data / "stretto.db", timeout=30)) as connection, connection:
+            connection.execute("DELETE FROM tokens WHERE id = ?", (made["id"],))
+    deadline_s = time.monotonic() + PATIENCE_S
+    for _ in listening:
+        assert time.monotonic() < deadline_s, "it goes on"
+    assert api.as_(made["secret"]).get("/v1/nodes").status == 401
 
 
 def test_the_file_for_the_command_line_is_private(data: Path, api: Api) -> None:

@@ -165,7 +165,8 @@ def test_streams_end_with_the_server(tmp_path: Path) -> None:
     with serving(tmp_path) as api:
         host, _, port = api.address.partition(":")
         with socket.create_connection((host, int(port)), timeout=30) as listener:
-            listener.sendall(f"GET /v1/events/stream?token={api.token} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            head = ["GET /v1/events/stream HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {api.token}"]
+            listener.sendall("\r\n".join([*head, "", ""]).encode())
             assert b"200 OK" in listener.recv(65536)
             down(tmp_path)
             while listener.recv(65536):

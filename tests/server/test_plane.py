@@ -466,7 +466,7 @@ def test_whoever_was_named_is_told(tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
     async def story() -> None:
-        async with machine_of(tmp_path) as m:
+        async with machine_of(tmp_path, notify_to=["127.0.0.1"]) as m:
             address = f"http://127.0.0.1:{server.server_port}/hook"
             job = await m.ended(await m.submit("true", name="told", notify=address))
             async with asyncio.timeout(30):

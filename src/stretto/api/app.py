@@ -7,13 +7,17 @@ from fastapi import FastAPI, Response
 from stretto.api import classes, cluster, health, history, jobs, joining, problems, reading, tokens
 from stretto.api.auth import Auth
 from stretto.api.describing import describe
+from stretto.api.hosts import Checked, Hosts
 from stretto.api.observed import Observed
 from stretto.api.parts import Parts
 from stretto.server.plane import Plane
 
 
-def create_app(plane: Plane, auth: Auth) -> FastAPI:
-    """`app.state.parts` is what its endpoints work with; call its `stop` before the server is shut down."""
+def create_app(plane: Plane, auth: Auth, hosts: Hosts | None = None) -> FastAPI:
+    """`hosts`: under which names it answers; any, if not given.
+
+    `app.state.parts` is what its endpoints work with; call its `stop` before the server is shut down.
+    """
     app = FastAPI(
         title="Stretto",
         openapi_url="/v1/openapi.json",
@@ -31,4 +35,6 @@ def create_app(plane: Plane, auth: Auth) -> FastAPI:
         app.router.routes.extend(module.router.routes)
     problems.install(app)
     describe(app)
+    if hosts is not None:
+        app.add_middleware(Checked, hosts=hosts)
     return app

@@ -1,7 +1,10 @@
 """Who asks, and what they may do.
 
-A token's secret is 256 random bits; the store knows its SHA-256 only. What the store said is believed for a minute, so
-that a request costs no query; tokens that are revoked here are forgotten at once.
+A token's secret is 256 random bits; the store knows its SHA-256 only. What the store said is believed for a moment, so
+that a burst of requests costs no query each; tokens that are revoked here are forgotten at once. While the store cannot
+be asked, who was known a minute ago still is.
+
+Whoever listens is asked again and again: a stream asks `still` every second, and ends when its token is worth nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,9 +22,10 @@ from starlette.requests import HTTPConnection
 from stretto.api.problems import Unauthenticated
 from stretto.errors import Conflict, Denied, NotFound
 from stretto.jobs.model import Job
-from stretto.store import Role, Store, Token
+from stretto.store import Role, Store, StoreError, Token
 
-_BELIEVED_S = 60.0
+_BELIEVED_S = 2.0
+_BELIEVED_IN_TROUBLE_S = 60.0
 _MOST_REMEMBERED = 10_000
 _RANK: dict[Role, int] = {"viewer": 0, "user": 1, "admin": 2}
 _PREFIX = "stretto_"
@@ -29,24 +34,41 @@ _PREFIX = "stretto_"
 class Caller(NamedTuple):
     user: str
     role: Role
+    secret: str = ""
+    """What the token was, for `still`."""
 
     def may(self, role: Role) -> bool:
         return _RANK[self.role] >= _RANK[role]
 
 
 class Auth:
-    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
-        self._store, self._clock = store, clock
+    def __init__(self, store: Store, clock: Callable[[], float], counts: Callable[[], float] = time.monotonic) -> None:
+        """Tokens expire by `clock`, which people set; for how long something is believed is counted by `counts`."""
+        self._store, self._clock, self._counts = store, clock, counts
         self._known: dict[str, tuple[Token, float]] = {}
-        """Digest → the token, and until when it is believed."""
+        """Digest → the token, and when the store said so."""
 
     async def caller(self, connection: HTTPConnection, role: Role) -> Caller:
         """Raises `Unauthenticated`, or `Denied` when this role is more than the token's."""
-        token = await self._token(_secret(connection))
-        caller = Caller(token.user, token.role)
+        return await self.caller_with(secret_of(connection), role)
+
+    async def caller_with(self, secret: str, role: Role) -> Caller:
+        token = await self._token(secret)
+        caller = Caller(token.user, token.role, secret)
         if not caller.may(role):
             raise Denied(f"a token of the role {role!r} is needed, and yours is {token.role!r}", hint="ask an admin")
         return caller
+
+    async def still(self, caller: Caller, role: Role = "viewer") -> bool:
+        """Whether the token that somebody came with is good for that even now."""
+        try:
+            await self.caller_with(caller.secret, role)
+        except (Unauthenticated, Denied):
+            return False
+        except StoreError:
+            # Nobody was revoked by a store that does not answer.
+            return True
+        return True
 
     async def create(self, user: str, role: Role, expires_s: float | None) -> tuple[Token, str]:
         """A new token and its secret, which nobody can read again."""
@@ -69,18 +91,30 @@ class Auth:
         self._known = {digest: kept for digest, kept in self._known.items() if kept[0].id != token_id}
 
     async def _token(self, secret: str) -> Token:
-        digest, now_s = digest_of(secret), self._clock()
-        token, until_s = self._known.get(digest, (None, 0.0))
-        if token is None or now_s >= until_s or now_s < until_s - _BELIEVED_S:
-            token = await asyncio.to_thread(self._store.token_by_hash, digest)
+        digest, counted_s = digest_of(secret), self._counts()
+        token, heard_s = self._known.get(digest, (None, 0.0))
+        if token is None or counted_s - heard_s >= _BELIEVED_S:
+            token = await self._asked(digest, token, counted_s - heard_s)
             if token is None:
                 self._known.pop(digest, None)
                 raise Unauthenticated("the token is not known, or not any more", hint="ask an admin for a new one")
+        if token.expired(self._clock()) or not hmac.compare_digest(token.hash, digest):
+            raise Unauthenticated("the token has expired", hint="ask an admin for a new one")
+        return token
+
+    async def _asked(self, digest: str, known: Token | None, since_s: float) -> Token | None:
+        """What the store says; while it cannot be read, what it said."""
+        asked_s = self._counts()
+        try:
+            token = await asyncio.to_thread(self._store.token_by_hash, digest)
+        except StoreError:
+            if known is None or since_s >= _BELIEVED_IN_TROUBLE_S:
+                raise
+            return known
+        if token is not None:
             if len(self._known) >= _MOST_REMEMBERED:
                 self._known.clear()
-            self._known[digest] = token, now_s + _BELIEVED_S
-        if token.expired(now_s) or not hmac.compare_digest(token.hash, digest):
-            raise Unauthenticated("the token has expired", hint="ask an admin for a new one")
+            self._known[digest] = token, asked_s
         return token
 
 
@@ -109,15 +143,17 @@ def make_token(secret: str, user: str, role: Role, now_s: float, expires_s: floa
     )
 
 
-def _secret(connection: HTTPConnection) -> str:
-    """From the header; browsers cannot set one for WebSockets and event streams, so there the query will do."""
+def secret_of(connection: HTTPConnection) -> str:
+    """From the header, and from nowhere else: addresses end in logs, histories and lists of processes."""
+    if connection.scope["query_string"] and "token" in connection.query_params:
+        raise Unauthenticated("a token does not belong into an address", hint=f"{_HOW}; and revoke this one")
     header = connection.headers.get("authorization", "")
     scheme, _, secret = header.partition(" ")
     if scheme.lower() == "bearer" and secret.strip():
         return secret.strip()
     if header:
         raise Unauthenticated("the Authorization header is not `Bearer TOKEN`", hint="send the token as it was shown")
-    streams = connection.scope["type"] == "websocket" or connection.url.path.endswith("/stream")
-    if streams and (secret := connection.query_params.get("token", "")):
-        return secret
-    raise Unauthenticated("no token came with the request", hint="send `Authorization: Bearer TOKEN`")
+    raise Unauthenticated("no token came with the request", hint=_HOW)
+
+
+_HOW = "send `Authorization: Bearer TOKEN`; a browser's WebSocket sends it as its first message, see docs/api.md"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import re
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from stretto.api.problems import Malformed, MediaType, TooLarge
 from stretto.errors import UsageError
 from stretto.jobs.model import Context
 from stretto.spec import JobFile, load
+from stretto.spec.model import check_variables
 from stretto.store import Role
 
 Shape = TypeVar("Shape")
@@ -20,8 +22,9 @@ Shape = TypeVar("Shape")
 MOST_BYTES = 2**20
 _READ_ON = 16 * 2**20
 """So much of a body that is too large is still read, so that its sender listens to the answer."""
+_A_PAGE = 2**11
+_readers = asyncio.Semaphore(2)
 _JSON, _YAML = ("application/json",), ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Scale(msgspec.Struct, forbid_unknown_fields=True):
@@ -110,8 +113,18 @@ def decode(body: bytes) -> Any:
         raise Malformed(f"the body is not JSON: {error}", hint="check the place that the message names") from None
 
 
-def submission(request: Request, body: bytes) -> tuple[JobFile, Context]:
-    """A job file and its surroundings, from whatever form it came in."""
+async def submission(request: Request, body: bytes) -> tuple[JobFile, Context]:
+    """A job file and its surroundings, from whatever form it came in.
+
+    What is more than a page is read in a thread, a few at a time: the event loop goes on meanwhile.
+    """
+    if len(body) <= _A_PAGE:
+        return _submission(request, body)
+    async with _readers:
+        return await asyncio.to_thread(_submission, request, body)
+
+
+def _submission(request: Request, body: bytes) -> tuple[JobFile, Context]:
     if _media_type(request, (*_JSON, *_YAML)) in _YAML:
         given = Submission(_text(body))
     else:
@@ -123,6 +136,7 @@ def submission(request: Request, body: bytes) -> tuple[JobFile, Context]:
     if isinstance(given.job, str) or b"\\u0000" in body:
         # Only there can be what JSON cannot carry, or what no database takes.
         _check_texts(file.model_dump(mode="json"))
+    _check_numbers(file.hyperparameters)
     cwd = given.cwd or (request.query_params.get("cwd", "") if request.scope["query_string"] else "")
     return file, _context(cwd, given.env)
 
@@ -137,10 +151,10 @@ def plain(text: str, what: str) -> str:
 def _context(cwd: str, env: dict[str, str]) -> Context:
     if cwd and not os.path.isabs(plain(cwd, "cwd")):
         raise UsageError(f"cwd: {cwd!r} is not an absolute path", hint="give the folder you submit from")
-    for name, value in env.items():
-        if not _VARIABLE.fullmatch(name):
-            raise UsageError(f"env: {name!r} is not the name of a variable", hint="use letters, digits and '_'")
-        plain(value, f"env: the value of {name}")
+    try:
+        check_variables(env)
+    except ValueError as error:
+        raise UsageError(f"env: {error}", hint="leave out what the job does not need") from None
     return Context(cwd=cwd or os.path.expanduser("~"), env=env)
 
 
@@ -165,6 +179,13 @@ def _check_texts(value: Any) -> None:
         plain(value, "the job file")
         if not value.isascii() and value.encode(errors="replace").decode() != value:
             raise Malformed("the job file contains halves of characters", hint="leave out \\ud800 and the like")
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    """The only whole numbers of a job file that have no bounds of their own."""
+    for name, value in values.items():
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise UsageError(f"hyperparameters.{name}: it is larger than JSON's numbers", hint="write it in quotes")
 
 
 def _media_type(request: Request, known: tuple[str, ...]) -> str:

@@ -28,11 +28,15 @@ async def healthz() -> Response:
 
 @router.get("/readyz", responses=documented("Health"))
 async def readyz(server: Server) -> Response:
-    """Whether it takes jobs; a 503 says why not."""
-    if trouble := server.plane.ready:
-        raise Unavailable(trouble, hint="it may get well by itself; the server's log says more")
+    """Whether it takes jobs at this moment; a 503 says why not."""
+    if trouble := await server.readiness.trouble():
+        raise not_ready(trouble)
     troubled = len(server.plane.loop.troubles)
     return answers.json(answers.HealthAnswer(status="ready", version=stretto.__version__, troubled=troubled))
+
+
+def not_ready(trouble: str) -> Unavailable:
+    return Unavailable(trouble, hint="it may get well by itself; the server's log says more")
 
 
 @router.get("/metrics", responses=text_answer("text/plain", "Prometheus' text format."))

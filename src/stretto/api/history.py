@@ -2,7 +2,7 @@
 
 A stream reads from the store up to the present and then listens. It listens from the first moment on, and knows which
 sequence number comes next: what it heard too early is skipped, what it did not hear is read, so that nothing is missing
-and nothing comes twice.
+and nothing comes twice. It ends with the server, and within seconds when its listener's token is revoked or expires.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.responses import StreamingResponse
 
-from stretto.api import answers
+from stretto.api import answers, bounds
+from stretto.api.auth import Caller
 from stretto.api.describing import answers as documented
 from stretto.api.describing import text_answer
 from stretto.api.jobs import LARGEST
@@ -25,6 +26,8 @@ from stretto.jobs.events import Recorded
 
 _PAGE = 500
 _HEARTBEAT_S = 15.0
+_LOOK_S = 1.0
+"""So often a listener must still be somebody who may listen."""
 _MOST_KEPT = 1024
 
 router = APIRouter(tags=["events"])
@@ -64,6 +67,7 @@ async def list_job_events(
 
 @router.get("/v1/events/stream", responses=text_answer("text/event-stream", "Server-sent events, live."))
 async def stream_events(
+    request: Request,
     server: Server,
     caller: Viewer,
     after: Sequence_ = None,
@@ -77,8 +81,9 @@ async def stream_events(
     if after is None:
         # Before the reply begins: what happens once the caller has seen its head is in the stream.
         after = await _newest(server)
+    bounds.begin_stream(request.scope)
     return StreamingResponse(
-        Stream(server, number, after).messages(),
+        Stream(server, caller, number, after).messages(),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -101,8 +106,8 @@ async def _newest(server: Parts) -> int:
 class Stream:
     """One listener."""
 
-    def __init__(self, server: Parts, job: int | None, after: int) -> None:
-        self._server, self._job, self._last = server, job, after
+    def __init__(self, server: Parts, caller: Caller, job: int | None, after: int) -> None:
+        self._server, self._caller, self._job, self._last = server, caller, job, after
 
     async def messages(self) -> AsyncIterator[bytes]:
         watch = self._server.plane.watch()
@@ -110,19 +115,27 @@ class Stream:
             yield b"retry: 1000\n\n"
             async for chunk in self._read(None):
                 yield chunk
-            while not self._server.stopping.is_set():
+            silent_s = 0.0
+            while await self._goes_on():
                 try:
-                    async with asyncio.timeout(_HEARTBEAT_S):
+                    async with asyncio.timeout(_LOOK_S):
                         heard = await watch.some()
                 except TimeoutError:
-                    yield b": still here\n\n"
+                    silent_s += _LOOK_S
+                    if silent_s >= _HEARTBEAT_S:
+                        silent_s = 0.0
+                        yield b": still here\n\n"
                     continue
+                silent_s = 0.0
                 if not heard:
                     return
                 async for chunk in self._tell(heard):
                     yield chunk
         finally:
             watch.close()
+
+    async def _goes_on(self) -> bool:
+        return not self._server.stopping.is_set() and await self._server.auth.still(self._caller)
 
     async def _tell(self, heard: list[Recorded]) -> AsyncIterator[bytes]:
         """What was heard and is new; with what is missing before it."""
@@ -144,7 +157,7 @@ class Stream:
 
     async def _read(self, before: int | None) -> AsyncIterator[bytes]:
         """All that the store has behind the last one, page by page."""
-        while not self._server.stopping.is_set():
+        while await self._goes_on():
             read = partial(self._server.plane.store.events, job=self._job, after=self._last, before=before)
             found = await asyncio.to_thread(read, limit=_PAGE)
             if found:

@@ -14,6 +14,7 @@ from stretto.api import answers, bodies
 from stretto.api.auth import Caller, check_owner
 from stretto.api.describing import SUBMIT, may_take, takes
 from stretto.api.describing import answers as documented
+from stretto.api.health import not_ready
 from stretto.api.parts import Parts, Server, User, Viewer, parts_of
 from stretto.errors import UsageError
 from stretto.jobs.model import Context, Job, Level, Phase
@@ -23,6 +24,8 @@ from stretto.store import Taken
 
 _ACTIVE: tuple[Phase, ...] = ("queued", "running", "suspended")
 _LONGEST_KEY = 255
+_MOST_LABELS = 16
+_LONGEST_ASKED = 1000
 LARGEST = 2**63 - 1
 """What a database takes as a number."""
 
@@ -42,9 +45,11 @@ async def submit(request: Request) -> Response:
     parts = parts_of(request)
     caller = await parts.auth.caller(request, "user")
     body = await bodies.raw(request)
-    file, context = bodies.submission(request, body)
+    file, context = await bodies.submission(request, body)
     if request.scope["query_string"] and _flag(request, "dry_run"):
         return await _preview(parts, file, context, caller)
+    if trouble := parts.trouble():
+        raise not_ready(trouble)
     key = _key(request)
     digest = hashlib.sha256(body).hexdigest() if key else ""
     try:
@@ -211,6 +216,9 @@ def _phases(asked: Sequence[str]) -> tuple[Phase, ...]:
 
 
 def _labels(asked: list[str]) -> dict[str, str]:
+    if len(asked) > _MOST_LABELS:
+        # Each is one more table for the database to go through, and it knows a limit.
+        raise UsageError(f"label: {len(asked)} are asked for", hint=f"ask for {_MOST_LABELS} at most")
     found: dict[str, str] = {}
     for pair in asked:
         key, equals, value = bodies.plain(pair, "label").partition("=")
@@ -222,6 +230,8 @@ def _labels(asked: list[str]) -> dict[str, str]:
 
 
 def _text(value: str | None, what: str) -> str | None:
+    if value is not None and len(value) > _LONGEST_ASKED:
+        raise UsageError(f"{what}: {len(value)} characters are more than any has", hint=f"{_LONGEST_ASKED} at most")
     return None if value is None else bodies.plain(value, what)
 
 

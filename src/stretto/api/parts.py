@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 from stretto.api.auth import Auth, Caller
 from stretto.api.observed import Observed
 from stretto.server.plane import Plane
+from stretto.server.readiness import Readiness
 from stretto.store import Role
 
 
@@ -22,6 +23,14 @@ class Parts:
     auth: Auth
     observed: Observed
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    readiness: Readiness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.readiness = Readiness(self.plane.store, self.trouble)
+
+    def trouble(self) -> str:
+        """Why nothing is accepted now, as far as it is known without trying."""
+        return "the server is going down" if self.stopping.is_set() else self.plane.ready
 
     def stop(self) -> None:
         """End what would go on for ever: event streams, followed logs."""

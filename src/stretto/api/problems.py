@@ -14,6 +14,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from stretto import errors as e
@@ -37,6 +38,12 @@ class TooLarge(e.UsageError):
 
 class MediaType(e.UsageError):
     code = "media-type"
+
+
+class Misdirected(e.UsageError):
+    """It was meant for another server."""
+
+    code = "misdirected"
 
 
 class Unauthenticated(e.Denied):
@@ -78,6 +85,7 @@ _STATUS: Sequence[tuple[type[e.StrettoError], int, str]] = (
     (e.MissingExtra, 409, "A part is not installed"),
     (TooLarge, 413, "Too large"),
     (MediaType, 415, "Unknown kind of contents"),
+    (Misdirected, 421, "Not for this server"),
     (e.SpecError, 422, "The job file cannot be accepted"),
     (e.UsageError, 422, "The request cannot be accepted"),
     (e.TraceError, 422, "The request cannot be accepted"),
@@ -111,6 +119,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(e.StrettoError, _ours)
     app.add_exception_handler(RequestValidationError, _parameters)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _mistake)
 
 
@@ -119,6 +128,11 @@ async def _ours(request: Request, error: Exception) -> Response:
     if status_of(error) >= 500:
         _log.error("%s %s: %s", request.method, request.url.path, error)
     return response(error)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Who has hung up before the end of the body hears nothing, and is no mistake of ours."""
+    return response(Malformed("the body has no end", hint="send all of it"))
 
 
 async def _parameters(_: Request, error: Exception) -> Response:

@@ -41,6 +41,7 @@ from stretto.backends.local.supervisor import is_held
 from stretto.clock import Clock
 from stretto.errors import NotFound, Occupied, StrettoError, Unavailable, UsageError
 from stretto.server.view import Quota
+from stretto.visible import visible
 
 DEFAULT_PORT = 8470
 _DAY_S = 86400.0
@@ -61,6 +62,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     data: str
     """The data directory."""
     host: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ()
+    """Names, beside its address, under which it answers."""
     port: int | None = None
     """None: the one it had before, at first 8470. 0: any that is free. Workers come back to it after a restart."""
     nodes: str = ""
@@ -81,6 +84,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Workers may be forks of a warm interpreter."""
     record: str = ""
     """A file in which every decision is written down."""
+    notify_to: tuple[str, ...] = ()
+    """Networks that are not public and that job files may have told of their events."""
+    insecure: bool = False
+    """It may listen where others than this machine reach it, though all that is said there can be read on the way."""
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,6 +210,7 @@ async def _serve(options: Options, ready: Callable[[Info], None], clock: Clock) 
 async def _opened(options: Options, data: Path, clock: Clock) -> AsyncIterator[tuple[Any, socket.socket, Info]]:
     """Store, plane, port; then the plane begins to work."""
     from stretto.api import Auth, create_app
+    from stretto.api.hosts import Hosts, names
     from stretto.api.serving import address_of, bind
     from stretto.backends.local.backend import LocalBackend
     from stretto.backends.local.machine import discover
@@ -230,13 +238,15 @@ async def _opened(options: Options, data: Path, clock: Clock) -> AsyncIterator[t
             quotas=options.quotas,
             policy=options.policy,
             record=Path(options.record) if options.record else None,
+            notify_to=options.notify_to,
         )
-        listening = bind(options.host, _port(options, plane.settings))
+        listening = bind(options.host, _port(options, plane.settings), insecure=options.insecure)
         with listening:
             address = address_of(listening)
             store.put_setting("port", listening.getsockname()[1]).result()
             _ensure_token(data, store, clock.wall())
-            app = create_app(plane, Auth(store, clock.wall))
+            hosts = Hosts(listening.getsockname()[0].partition("%")[0], names(options.hosts))
+            app = create_app(plane, Auth(store, clock.wall, clock), hosts)
             info = Info(url=f"http://{address}", pid=os.getpid(), version=stretto.__version__, slots=str(machine))
             await plane.open()
             try:
@@ -366,8 +376,9 @@ def _start_in_background(options: Options) -> Info:
     out, into = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "stretto.api.process", msgspec.json.encode(options).decode(), str(into)],
-            stdin=subprocess.DEVNULL,
+            # Its arguments are there for all to see: what it is told comes by a pipe. The folder is for people.
+            [sys.executable, "-m", "stretto.api.process", options.data, str(into)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -376,6 +387,9 @@ def _start_in_background(options: Options) -> Info:
         )
     finally:
         os.close(into)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as told:
+        told.write(msgspec.json.encode(options))
     with open(out, "rb") as pipe:
         word = json.loads(pipe.read() or b"{}")
     if "url" in word:
@@ -395,9 +409,12 @@ def _told_error(word: dict[str, Any], options: Options) -> StrettoError:
 
 
 def main() -> int:
-    """What `_start_in_background` starts: options, and the descriptor that waits for the outcome."""
-    options, into = msgspec.json.decode(sys.argv[1], type=Options), int(sys.argv[2])
+    """What `_start_in_background` starts: the descriptor that waits for the outcome; options on standard input."""
+    options, into = msgspec.json.decode(sys.stdin.buffer.read(), type=Options), int(sys.argv[2])
     os.set_inheritable(into, False)
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
 
     def ready(info: Info) -> None:
         os.write(into, msgspec.json.encode(info))
@@ -419,9 +436,22 @@ def main() -> int:
     return 0
 
 
+class LogFormatter(logging.Formatter):
+    """For people at a terminal: nobody's text is obeyed by it, or begins a line of ours."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = record.message.replace("\n", "\n    ")
+        return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def set_up_logging() -> None:
     """To standard error, with the time."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     for talkative in ("uvicorn", "alembic"):
         logging.getLogger(talkative).setLevel(logging.WARNING)
 

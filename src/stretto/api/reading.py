@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from typing import Annotated
 
 import msgspec
@@ -12,6 +13,7 @@ from fastapi import APIRouter, Query, Response, WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from stretto.api import answers, logs, problems
+from stretto.api.auth import Caller
 from stretto.api.describing import ERRORS, text_answer
 from stretto.api.jobs import LARGEST, number
 from stretto.api.parts import Parts, Server, Viewer, parts_of
@@ -25,6 +27,11 @@ _FARTHEST = LARGEST - _LARGEST_LIMIT
 """Beyond it an operating system cannot read."""
 _MOST_LINES = 100_000
 _LOOK_S = 0.05
+_ASK_S = 1.0
+_STALLED_S = 30.0
+FIRST_MESSAGE = "stretto.token"
+"""The subprotocol of those whose first message is their token."""
+_FIRST_MESSAGE_S = 5.0
 _CHUNK = 2**16
 _LONGEST_CHARACTER = 4
 
@@ -87,25 +94,57 @@ async def follow_logs(socket: WebSocket, job: str) -> None:
     """`{"worker", "offset", "text"}` again and again, at last `{"end": phase}`."""
     server = parts_of(socket)
     try:
-        await server.auth.caller(socket, "viewer")
+        caller = await _caller(server, socket)
         found = await server.plane.job(job)
         worker, tail = socket.query_params.get("worker"), socket.query_params.get("tail")
         lines = None if tail is None else min(number(tail, "tail"), _MOST_LINES)
         if worker is not None:
             await asyncio.to_thread(_is_a_name, _folder(server, found), worker)
-        follower = Follower(server, found, worker, lines)
+        follower = Follower(server, caller, found, worker, lines)
+    except (WebSocketDisconnect, TimeoutError):
+        return
     except StrettoError as error:
+        await _refuse(socket, error)
+        return
+    if socket.application_state is WebSocketState.CONNECTING:
+        await socket.accept()
+    await follower.run(socket)
+
+
+async def _caller(server: Parts, socket: WebSocket) -> Caller:
+    """By the header; or, as browsers cannot set one, by a first message `{"token": …}` of whoever asks for the
+    subprotocol that says so."""
+    if FIRST_MESSAGE not in socket.scope["subprotocols"]:
+        return await server.auth.caller(socket, "viewer")
+    await socket.accept(FIRST_MESSAGE)
+    try:
+        async with asyncio.timeout(_FIRST_MESSAGE_S):
+            said = msgspec.json.decode(await socket.receive_text(), type=_First)
+    except (TimeoutError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError):
+        raise problems.Unauthenticated("the first message is not a token", hint='send {"token": "…"} first') from None
+    return await server.auth.caller_with(said.token, "viewer")
+
+
+class _First(msgspec.Struct):
+    token: str
+
+
+async def _refuse(socket: WebSocket, error: StrettoError) -> None:
+    if socket.application_state is WebSocketState.CONNECTING:
         await socket.send_denial_response(problems.response(error))
         return
-    await socket.accept()
-    await follower.run(socket)
+    with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+        # A reason is 123 bytes at most.
+        await socket.close(4000 + problems.status_of(error), error.message.encode()[:120].decode(errors="ignore"))
 
 
 class Follower:
     """One listener of one job's logs."""
 
-    def __init__(self, server: Parts, job: Job, worker: str | None, tail: int | None) -> None:
-        self._server, self._job, self._tail = server, job, tail
+    def __init__(self, server: Parts, caller: Caller, job: Job, worker: str | None, tail: int | None) -> None:
+        self._server, self._caller, self._job, self._tail = server, caller, job, tail
+        self._asked_s = time.monotonic()
+        self._revoked = False
         self._folder = _folder(server, job)
         self._only = worker
         self._open: dict[str, int] = {}
@@ -115,18 +154,33 @@ class Follower:
     async def run(self, socket: WebSocket) -> None:
         leaving = asyncio.create_task(_gone(socket))
         try:
-            with contextlib.suppress(WebSocketDisconnect):
+            with contextlib.suppress(WebSocketDisconnect, TimeoutError):
                 await self._follow(socket, leaving)
         finally:
             leaving.cancel()
             for fd in self._open.values():
                 os.close(fd)
             if socket.application_state is WebSocketState.CONNECTED and not leaving.done():
-                with contextlib.suppress(RuntimeError, WebSocketDisconnect):
-                    await socket.close(1001 if self._server.stopping.is_set() else 1000)
+                with contextlib.suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
+                    async with asyncio.timeout(_STALLED_S):
+                        await socket.close(*self._why())
+
+    def _why(self) -> tuple[int, str]:
+        if self._revoked:
+            return 1008, "the token is not valid any more"
+        return (1001, "") if self._server.stopping.is_set() else (1000, "")
+
+    async def _goes_on(self) -> bool:
+        """Once a second the token is looked at again."""
+        if self._server.stopping.is_set():
+            return False
+        if time.monotonic() - self._asked_s >= _ASK_S:
+            self._asked_s = time.monotonic()
+            self._revoked = not await self._server.auth.still(self._caller)
+        return not self._revoked
 
     async def _follow(self, socket: WebSocket, leaving: asyncio.Task[None]) -> None:
-        while not leaving.done() and not self._server.stopping.is_set():
+        while not leaving.done() and await self._goes_on():
             # Asked before reading: what was written before the end is read after it.
             ended = self._server.plane.book.active(self._job.number) is None
             told = False
@@ -166,7 +220,9 @@ class Follower:
             if text.text:
                 told = True
                 message = {"worker": name, "offset": text.offset, "text": text.text}
-                await socket.send_text(msgspec.json.encode(message).decode())
+                # Who does not read for so long is not there.
+                async with asyncio.timeout(_STALLED_S):
+                    await socket.send_text(msgspec.json.encode(message).decode())
         return told
 
 

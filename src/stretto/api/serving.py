@@ -1,7 +1,7 @@
 """The application on a socket: uvicorn inside an event loop that belongs to somebody else.
 
-Signals are the caller's. WebSockets have no pings of uvicorn's: a worker that freezes keeps its connection. Whoever
-sends headers without end is answered with 431 and hung up on.
+Signals are the caller's. WebSockets have no pings of uvicorn's: a worker that freezes keeps its connection. How long
+and how much others may send, and how many there may be, is in `bounds`.
 """
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
+from stretto.api import bounds
 from stretto.errors import Occupied, UsageError
 
-_MOST_HEADER_BYTES = 2**16
 _MOST_MESSAGE_BYTES = 2**24
 _KEEP_ALIVE_S = 75
 _GRACE_S = 2
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Listen there; 0 is any free port. Raises `Occupied`, or `UsageError` for what cannot be listened on."""
+def bind(host: str, port: int, *, insecure: bool = True) -> socket.socket:
+    """Listen there; 0 is any free port. Raises `Occupied`, or `UsageError` for what cannot be listened on; unless it is
+    called insecure, that is every address that others than this machine reach."""
     if not 0 <= port <= 65535:
         raise UsageError(f"{port} is not a port", hint="give a number up to 65535, or 0 for any that is free")
     try:
@@ -35,6 +36,12 @@ def bind(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, proto)
     except OSError as error:
         raise UsageError(f"{host}:{port} is no address to listen on: {error}", hint="give another host") from None
+    if not insecure and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        listening.close()
+        raise UsageError(
+            f"at {host} tokens and logs would be sent where others can read them: nothing is encrypted",
+            hint="listen on 127.0.0.1 behind a proxy with TLS or a tunnel, or say --insecure on a network you trust",
+        )
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
@@ -60,12 +67,12 @@ def address_of(listening: socket.socket) -> str:
 class HttpServer:
     """`start`, and `stop` when everything that is being answered should come to its end."""
 
-    def __init__(self, app: FastAPI, listening: socket.socket) -> None:
+    def __init__(self, app: FastAPI, listening: socket.socket, limits: bounds.Limits | None = None) -> None:
         self._app, self._socket = app, listening
         config = uvicorn.Config(
             app,
             loop="none",
-            http=_http_protocol(),
+            http=bounds.protocol(limits or bounds.Limits.here()),
             ws="websockets-sansio",
             ws_max_size=_MOST_MESSAGE_BYTES,
             ws_ping_interval=None,
@@ -76,7 +83,6 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_S,
         )
@@ -120,60 +126,3 @@ class _Server(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._ended.wait()
-
-
-def _http_protocol() -> Any:
-    """httptools where it is installed, with a limit on headers that it does not have itself."""
-    try:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-    except ImportError:
-        return "h11"
-
-    class Bounded(HttpToolsProtocol):
-        _in_head = True
-        _head_bytes = _counted = 0
-
-        def data_received(self, data: bytes) -> None:
-            if self._in_head:
-                self._head_bytes += len(data)
-            super().data_received(data)
-            # A header that has no end yet is not told to us.
-            if self._in_head and self._head_bytes > _MOST_HEADER_BYTES and not self.transport.is_closing():
-                self._counted = self._head_bytes
-                self.send_400_response("")
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._counted = 0
-
-        def on_url(self, url: bytes) -> None:
-            self._count(len(url))
-            super().on_url(url)
-
-        def on_header(self, name: bytes, value: bytes) -> None:
-            self._count(len(name) + len(value) + 4)
-            super().on_header(name, value)
-
-        def on_headers_complete(self) -> None:
-            self._in_head, self._head_bytes = False, 0
-            super().on_headers_complete()
-
-        def on_message_complete(self) -> None:
-            self._in_head = True
-            super().on_message_complete()
-
-        def send_400_response(self, msg: str) -> None:
-            if self._counted <= _MOST_HEADER_BYTES:
-                super().send_400_response(msg)
-                return
-            self.transport.write(
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.close()
-
-        def _count(self, size: int) -> None:
-            self._counted += size
-            if self._counted > _MOST_HEADER_BYTES:
-                raise ValueError("headers without end")
-
-    return Bounded

@@ -74,7 +74,11 @@ def version() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; gives the exit code."""
-    streams.prepare()
+    with streams.prepared():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = app(arguments, exit_on_error=False, print_error=False)
         with streams.unread(sys.stdout):

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from stretto import visible
 from stretto.cli import show, streams, words
 from stretto.errors import Conflict, Unavailable
 
@@ -125,6 +126,7 @@ class Screen:
         self._job, self._json = job, json
         self._live = sys.stderr.isatty()
         self._lines = Lines(prefixed=job.max_workers > 1)
+        self._text = visible.Coloured()
         self._looked_s = 0.0
         self._drawn = False
 
@@ -136,7 +138,7 @@ class Screen:
             if self._json:
                 show.as_json({"worker": piece.worker, "text": piece.text})
             else:
-                sys.stdout.write(self._lines.add(piece.worker, piece.text))
+                visible.behind(sys.stdout).write(self._text.add(self._lines.add(piece.worker, piece.text)))
             sys.stdout.flush()
 
     def look(self, client: Client) -> None:
@@ -154,23 +156,23 @@ class Screen:
 
     def clear(self) -> None:
         if self._drawn:
-            sys.stderr.write("\r\x1b[2K")
+            visible.behind(sys.stderr).write("\r\x1b[2K")
             sys.stderr.flush()
             self._drawn = False
 
     def finish(self) -> None:
         self.clear()
-        rest = self._lines.rest()
+        rest = self._text.add(self._lines.rest()) + self._text.rest()
         if rest and not self._json:
             with streams.unread(sys.stdout):
-                sys.stdout.write(rest)
+                visible.behind(sys.stdout).write(rest)
                 sys.stdout.flush()
 
     def _draw(self, line: str) -> None:
         import shutil
 
         width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(f"\r\x1b[2K\x1b[2m{line[:width]}\x1b[0m")
+        visible.behind(sys.stderr).write(f"\r\x1b[2K\x1b[2m{visible.in_line(line)[:width]}\x1b[0m")
         sys.stderr.flush()
         self._drawn = True
 

@@ -12,6 +12,7 @@ from stretto.cli import show, words
 from stretto.cli.guessing import guessing
 from stretto.cli.options import HERE, SOMEWHERE, Connection, JobRef, JobRefs, Json, Place
 from stretto.errors import StrettoError, UsageError
+from stretto.visible import in_line
 
 if TYPE_CHECKING:
     from stretto.client import Client, Job
@@ -132,7 +133,7 @@ def why(job: JobRef, /, *, json: Json = False, place: Place = SOMEWHERE) -> None
     allowed = words.limits(facts.pop("min_workers"), facts.pop("max_workers"))
     target = f", on its way to {found.target}" if found.target != found.workers else ""
     name = f"{found.job} ({found.name})" if place.cluster is None else found.job
-    print(f"job {name} {found.text or found.phase}")
+    print(in_line(f"job {name} {found.text or found.phase}"))
     told = [("workers", f"{found.workers}/{allowed}{target}"), ("policy", found.policy)]
     told += [
         (name.removesuffix("_s"), words.span(value) if name.endswith("_s") else str(value))
@@ -222,9 +223,9 @@ def _print_stuck(stuck: list[dict[str, Any]]) -> None:
     """The stacks of workers that hang."""
     for one in stuck:
         print()
-        print(one["text"])
+        print(in_line(one["text"]))
         for frame in one["stack"]:
-            print(f"    {frame}")
+            print(f"    {in_line(frame)}")
 
 
 def _speed(speed: dict[str, Any]) -> list[str]:

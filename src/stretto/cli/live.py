@@ -19,8 +19,9 @@ from textual.widgets import DataTable, Footer, Label, Static
 
 from stretto.cli import drawing, show, words
 from stretto.cli.options import Connection
-from stretto.client import AsyncClient
+from stretto.client import AsyncClient, Cluster, Job, Node
 from stretto.errors import StrettoError
+from stretto.visible import in_all, in_line
 
 _EVERY_S = 1.0
 _SPAN_S = 600.0
@@ -113,12 +114,12 @@ class Live(App[None]):
         async with self._asking:
             try:
                 cluster, nodes = await asyncio.gather(self._client.cluster(), self._client.nodes())
-                jobs = [job async for job in self._client.jobs(phase="active", limit=1000)]
+                jobs = [Job(in_all(dict(job))) async for job in self._client.jobs(phase="active", limit=1000)]
             except StrettoError as error:
-                self.query_one("#use", Static).update(Text(f"{error.message}; trying again", style="bold red"))
+                self.query_one("#use", Static).update(Text(f"{in_line(error.message)}; trying again", style="bold red"))
                 return
-        self._draw_use(cluster)
-        self._draw_nodes(nodes)
+        self._draw_use(Cluster(in_all(dict(cluster))))
+        self._draw_nodes([Node(in_all(dict(node))) for node in nodes])
         self._draw_jobs(jobs)
         self._draw_told()
 
@@ -177,7 +178,7 @@ class Live(App[None]):
             self._say(ref, f"job {why.job}: {why.text or why.reason} ({why.policy}; {facts})")
 
     def _say(self, ref: str, text: str) -> None:
-        self._said = Said(ref, text, time.monotonic() + _SAID_S)
+        self._said = Said(ref, in_line(text), time.monotonic() + _SAID_S)
         self._draw_told()
 
     def _chosen(self) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stretto.server.view import Quota
 
 Data = Annotated[Path | None, DATA]
+_DATABASE = "STRETTO_DATABASE"
 _PATIENCE_S = 10.0
 _QUOTA = "write USER=DEVICES, USER=DEVICES,JOBS or USER=,JOBS"
 
@@ -32,6 +33,16 @@ def up(
     ] = False,
     data: Data = None,
     host: Annotated[str, Parameter(help="Where it listens.")] = "127.0.0.1",
+    insecure: Annotated[
+        bool, Parameter(negative=(), help="Listen beyond this machine, though nothing is encrypted.")
+    ] = False,
+    allow_host: Annotated[
+        list[str], Parameter(negative=(), help="A name, beside its address, that clients call it by; may be repeated.")
+    ] = [],  # noqa: B006
+    notify_to: Annotated[
+        list[str],
+        Parameter(negative=(), help="A private network that `notify` of a job file may reach; may be repeated."),
+    ] = [],  # noqa: B006
     port: Annotated[
         int | None, Parameter(help="0: any that is free. Default: the one it had before, at first 8470.")
     ] = None,
@@ -44,7 +55,11 @@ def up(
     ] = False,
     policy: Annotated[str, Parameter(help="The policy; default: the one chosen last, at first stretto.")] = "",
     db: Annotated[
-        str | None, Parameter(help="postgresql://… or a file; default: SQLite in the data directory.")
+        str | None,
+        Parameter(help="postgresql://… without a password, or a file; default: SQLite in the data directory."),
+    ] = None,
+    db_file: Annotated[
+        Path | None, Parameter(help="A file with that URL in it, password and all; or set STRETTO_DATABASE.")
     ] = None,
     quota: Annotated[
         list[str],
@@ -77,10 +92,13 @@ def up(
     options = Options(
         data=str((data or data_folder()).absolute()),
         host=host,
+        insecure=insecure,
+        hosts=tuple(allow_host),
+        notify_to=tuple(notify_to),
         port=port,
         nodes=nodes or (f"1x{slots}" if slots else ""),
         cpu=cpu,
-        store=db or "",
+        store=_database(db, db_file),
         policy=policy_for_server(policy),
         quotas=quotas_of(quota),
         retention_s=words.seconds(retention),
@@ -138,6 +156,31 @@ def _ready(info: Info, json: bool) -> None:
     else:
         print(f"ready at {info.url} (process {info.pid}): {info.slots}")
     sys.stdout.flush()
+
+
+def _database(given: str | None, file: Path | None) -> str:
+    """Where the store is. A password comes by a file or by a variable, which is not passed on: arguments are there for
+    everybody on the machine to see."""
+    from stretto.store.secrets import has_password
+
+    variable = os.environ.pop(_DATABASE, "").strip()
+    if given and has_password(given):
+        raise UsageError(
+            "--db: a password in an argument can be read by everybody on this machine",
+            hint=f"write the URL into a file of yours alone and give it with --db-file, or set {_DATABASE}; "
+            "and change the password",
+        )
+    if given and file:
+        raise UsageError("--db and --db-file are both given", hint="keep one of them")
+    if file is None:
+        return given or variable
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--db-file {file}: cannot be read: {error}", hint="it holds one line, the URL") from None
+    if not text or "\n" in text:
+        raise UsageError(f"--db-file {file}: does not hold one line", hint="write the URL into it, and nothing else")
+    return text
 
 
 def quotas_of(texts: list[str]) -> dict[str, Quota]:

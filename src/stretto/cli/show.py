@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from stretto import visible
 from stretto.cli import streams
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _PATIENCE_S = 1.0
 
 def as_json(value: Any) -> None:
     """One JSON document, strict: no NaN, no Infinity."""
-    print(json.dumps(value, allow_nan=False, ensure_ascii=False, indent=None))
+    print(visible.as_json(json.dumps(value, allow_nan=False, ensure_ascii=False, indent=None)))
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
@@ -30,16 +31,17 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
+    shown = Table(title=Text(visible.in_line(title)) if title else None, title_justify="left", box=None, pad_edge=False)
     for i, heading in enumerate(headings):
         shown.add_column(Text(heading), justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
-        shown.add_row(*(Text(cell) for cell in row))
+        shown.add_row(*(Text(visible.visible(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(shown)
 
 
 def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
     """A table in plain text, which costs nothing to print; at a terminal its last column ends where the line does."""
+    rows = [[visible.in_line(cell) for cell in row] for row in rows]
     wide = [max([len(heading), *(len(row[i]) for row in rows)]) for i, heading in enumerate(headings)]
     most = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
     for row in [headings, *rows]:

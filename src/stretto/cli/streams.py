@@ -1,4 +1,7 @@
-"""Standard input, output and error as they really come: closed, in another encoding, or with nobody who reads them."""
+"""Standard input, output and error as they really come: closed, in another encoding, or with nobody who reads them.
+
+What is printed passes `visible.Guarded`: other people's texts do not reach a terminal as commands for it.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,24 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TextIO, cast
+
+from stretto.visible import Guarded, behind
 
 
-def prepare() -> None:
-    """After this all three are there, and take every text."""
+@contextmanager
+def prepared() -> Iterator[None]:
+    """All three are there, take every text, and let nothing through that is not seen."""
+    _prepare()
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, Guarded(behind(stream))) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _prepare() -> None:
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from stretto import visible
 from stretto.cli import show, words
 from stretto.cli.following import Lines
 from stretto.cli.guessing import guessing
@@ -28,6 +29,9 @@ def logs(
     follow: Follow = False,
     worker: Annotated[str | None, Parameter(name=["--worker", "-w"], help="Only this one: w0, w1, …")] = None,
     tail: Annotated[int | None, Parameter(name=["--tail", "-n"], help="Only the last so many lines.")] = None,
+    raw: Annotated[
+        bool, Parameter(negative=(), help="As it was written, with all that a terminal obeys; usually only colours.")
+    ] = False,
     json: Json = False,
     place: Place = SOMEWHERE,
 ) -> None:
@@ -37,7 +41,8 @@ def logs(
     with place.client() as client, guessing(client, job):
         found = client.job(job)
         if follow:
-            _follow(client.follow(found, worker=worker, tail=tail), found.max_workers > 1 and worker is None, json)
+            pieces = client.follow(found, worker=worker, tail=tail)
+            _follow(pieces, found.max_workers > 1 and worker is None, json, raw)
             return
         texts: Iterable[str] = (
             client.log_pages(found, worker=worker, tail=tail)
@@ -47,7 +52,7 @@ def logs(
         if json:
             show.as_json({"job": found.id, "worker": worker, "text": "".join(texts)})
         else:
-            sys.stdout.writelines(texts)
+            visible.behind(sys.stdout).writelines(texts if raw else _coloured(texts))
 
 
 def events(
@@ -86,16 +91,30 @@ def _going_on(found: list[Event], client: Client, ref: Job | None, after: int | 
     yield from client.watch(ref, after=found[-1].seq if found else after)
 
 
-def _follow(pieces: Iterable[Piece], prefixed: bool, json: bool) -> None:
+def _follow(pieces: Iterable[Piece], prefixed: bool, json: bool, raw: bool) -> None:
+    if json:
+        for piece in pieces:
+            show.as_json({"worker": piece.worker, "text": piece.text})
+            sys.stdout.flush()
+        return
+    texts = _lines(pieces, prefixed)
+    for text in texts if raw else _coloured(texts):
+        visible.behind(sys.stdout).write(text)
+        sys.stdout.flush()
+
+
+def _lines(pieces: Iterable[Piece], prefixed: bool) -> Iterator[str]:
     lines = Lines(prefixed)
     for piece in pieces:
-        if json:
-            show.as_json({"worker": piece.worker, "text": piece.text})
-        else:
-            sys.stdout.write(lines.add(piece.worker, piece.text))
-        sys.stdout.flush()
-    sys.stdout.write("" if json else lines.rest())
-    sys.stdout.flush()
+        yield lines.add(piece.worker, piece.text)
+    yield lines.rest()
+
+
+def _coloured(texts: Iterable[str]) -> Iterator[str]:
+    shown = visible.Coloured()
+    for text in texts:
+        yield shown.add(text)
+    yield shown.rest()
 
 
 def _print_events(found: list[Event]) -> None:

@@ -164,7 +164,7 @@ def event(told: Mapping[str, Any]) -> str:
     if say is not None:
         return one_line(say(told))
     fields = ", ".join(f"{name} {value}" for name, value in told.items() if name != "kind" and value not in ("", None))
-    return f"{told['kind']}: {fields}" if fields else str(told["kind"])
+    return one_line(f"{told['kind']}: {fields}" if fields else str(told["kind"]))
 
 
 def _because(text: str) -> str:

@@ -22,6 +22,7 @@ from stretto.api.process import Options, down, serve
 from stretto.client import Client, Job
 from stretto.errors import StrettoError, Unavailable
 from stretto.lab.demo_table import ASKED, SLOTS, Run, Steps, draw, end_of, table
+from stretto.visible import behind
 
 _LOOK_S = 0.1
 _COLUMN_S = 1.0
@@ -162,9 +163,9 @@ class _Screen:
 
     def _repaint(self, now: Sequence[Job]) -> None:
         if self.painted:
-            sys.stdout.write(f"\x1b[{self.painted}A")
+            behind(sys.stdout).write(f"\x1b[{self.painted}A")
         for job in now:
-            sys.stdout.write(f"\x1b[2K{self._line(job)}\n")
+            behind(sys.stdout).write(f"\x1b[2K{self._line(job)}\n")
         self.painted = len(now)
         sys.stdout.flush()
 

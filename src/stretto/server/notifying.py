@@ -1,7 +1,8 @@
 """Tells web addresses that a job named what becomes of it: when it starts, when it is stopped, and when it has ended.
 
 A POST with JSON: the event, and the job as it is then. Who does not answer with 2xx is tried again for a while; what
-cannot be delivered is given up and said in the server's log. Nothing waits for it.
+cannot be delivered is given up and said in the server's log. Nothing waits for it. Only addresses are told that may be
+(`reaching`), directly, and without following whoever sends us on; what they answer is not read.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 
 import msgspec
 
+from stretto.errors import Denied
 from stretto.jobs import events as e
 from stretto.jobs.model import Job
+from stretto.server.reaching import Reach
 
 _log = logging.getLogger("stretto.server")
 
@@ -29,10 +32,11 @@ class Notifier:
     def __init__(
         self,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        reach: Reach | None = None,
         told: Callable[[float], float] = lambda at_s: at_s,
     ) -> None:
         """`told`: what people's clocks call a moment of the server's."""
-        self._spawn, self._told = spawn, told
+        self._spawn, self._told, self._reach = spawn, told, reach or Reach()
         self._room = asyncio.Semaphore(_AT_ONCE)
 
     def __call__(self, recorded: e.Recorded, job: Job | None) -> None:
@@ -50,14 +54,32 @@ class Notifier:
         for wait_s in (0.0, *_WAITS_S):
             await asyncio.sleep(wait_s)
             try:
-                async with self._room, httpx2.AsyncClient(timeout=_TIMEOUT_S) as client:
-                    answer = await client.post(address, content=body, headers={"content-type": "application/json"})
-                if answer.is_success:
+                async with self._room, asyncio.timeout(_TIMEOUT_S):
+                    status = await self._tell(address, body)
+                if 200 <= status < 300:
                     return
-                problem = f"it answered {answer.status_code}"
-            except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+                problem = f"it answered {status}"
+            except Denied as error:
+                problem = str(error)
+                break
+            except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:
                 problem = f"{type(error).__name__}: {error}"
         _log.warning("job %s: %s could not be told: %s", job, address, problem)
+
+    async def _tell(self, address: str, body: bytes) -> int:
+        """To the very address that was looked at; the name is for its certificate, and for whoever serves several."""
+        import httpx2
+
+        url = httpx2.URL(address)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        place = url.copy_with(host=await self._reach.find(url.host, port))
+        headers = {"content-type": "application/json", "host": url.netloc.decode("ascii")}
+        named = {"sni_hostname": url.raw_host.decode("ascii")}
+        async with (
+            httpx2.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, follow_redirects=False) as client,
+            client.stream("POST", place, content=body, headers=headers, extensions=named) as answer,
+        ):
+            return answer.status_code
 
 
 def about(job: Job, told: Callable[[float], float] = lambda at_s: at_s) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from stretto.server.lengths import Source, Total
 from stretto.server.loop import Loop, Rules
 from stretto.server.memory import MemoryKeeper, SpeedKeeper
 from stretto.server.notifying import Notifier
+from stretto.server.reaching import Reach
 from stretto.server.site import LocalSite
 from stretto.server.view import Quota
 from stretto.sim import forecast as forecasts
@@ -152,9 +153,11 @@ class Plane:
         policy: str = "",
         environment: Mapping[str, str] | None = None,
         record: Path | None = None,
+        notify_to: Iterable[str] = (),
     ) -> None:
         """`told`: what people's clocks call a moment of `clock`, `heard`: the other way round. `record`: a file in
-        which every decision is written down."""
+        which every decision is written down. `notify_to`: networks that job files may have told of their events, beside
+        the public ones."""
         self.folder, self.store, self.backend, self.clock, self.told = folder, store, backend, clock, told
         self._loaded = store.load()
         self.book = Book(store, clock)
@@ -192,10 +195,12 @@ class Plane:
         self._next = self._loaded.next_number
         self._running: asyncio.Task[None] | None = None
         self._watches: set[Watch] = set()
+        self._forecasting = asyncio.Semaphore(2)
+        """They may take long, and others need threads too."""
         self._fitting: tuple[tuple[Node, ...], set[object]] = (), set()
         """Shapes of jobs that are known to be possible on these nodes."""
         self.book.recovered = lambda: self.loop.wake(decide=True)
-        self.book.listeners += [self._publish, Notifier(self.loop.spawn, told)]
+        self.book.listeners += [self._publish, Notifier(self.loop.spawn, Reach(notify_to), told)]
 
     def _policy(self, chosen: Mapping[str, Any], *, optional: bool) -> Policy:
         try:
@@ -490,7 +495,8 @@ class Plane:
             first = {active.number for active in [a for a in shown if not a.target][:_MOST_FORESEEN]}
             shown = [a for a in shown if a.target or a.number in first or a.number in asked_for]
         view = views.snapshot(shown, self.loop.cluster, self.loop.estimates, now_s, most)
-        found = await asyncio.to_thread(forecasts.forecast, view, rules.policy, self.loop.state, rules.settings)
+        async with self._forecasting:
+            found = await asyncio.to_thread(forecasts.forecast, view, rules.policy, self.loop.state, rules.settings)
         sources = self._sources(shown, view)
         unknown = np.array([source == "unknown" for source in sources], np.bool_)
         guessed = forecasts.guessed(found, unknown, view.min_workers < view.max_workers)

@@ -2,11 +2,13 @@
 
 Only what a job file needs is accepted: one document of plain mappings, lists and scalars, no key twice, no tags, no
 merge keys, and no more values than a person would write (an alias inside an alias inside an alias … is refused).
+They are counted while it is read, so that reading ends at the first value too many.
 Texts of environment variables are kept as they were written: `LR: 1e-3` is "1e-3", `DEBUG: yes` is "yes".
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import yaml
@@ -18,8 +20,15 @@ Path: TypeAlias = tuple[str | int, ...]
 MOST_CHARACTERS = 2**17
 _MOST_VALUES = 10_000
 _DEEPEST = 50
+_LONGEST_NUMBER = 1000
+"""Characters. A number of more digits is nobody's, costs the square of its length, and cannot even be shown."""
+_LARGEST = 2**4096
+"""Beyond it a whole number cannot even be shown."""
 _PLAIN = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 _MERGE = "tag:yaml.org,2002:merge"
+_NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+_TOO_MUCH = "has too many values, or they are nested too deep"
+_TOO_LARGE = "is a number too large for anything here; put it in quotes if it is a text"
 
 
 class Document(NamedTuple):
@@ -43,7 +52,7 @@ def read(text: str) -> Document:
     if len(text) > MOST_CHARACTERS:
         raise Unreadable(Problem(0, "", f"is longer than {MOST_CHARACTERS} characters; a job file is a page at most"))
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = _Composer(text).get_single_node()
     except yaml.MarkedYAMLError as error:
         raise _syntax(error) from None
     except yaml.reader.ReaderError as error:
@@ -60,6 +69,42 @@ def read(text: str) -> Document:
     if not isinstance(root, yaml.MappingNode):
         raise Unreadable(Problem(_line(root), "", "is not a list of fields; write `field: value`, one to a line"))
     return _Reader().document(root)
+
+
+def check_size(values: Any) -> None:
+    """The same bounds for what was no YAML: raises `Unreadable`."""
+    waiting: list[tuple[Any, Path]] = [(values, ())]
+    count = 0
+    while waiting:
+        value, path = waiting.pop()
+        count += 1
+        if count > _MOST_VALUES or len(path) > _DEEPEST:
+            raise Unreadable(Problem(0, "", _TOO_MUCH))
+        if isinstance(value, Mapping):
+            waiting += [(child, (*path, str(key))) for key, child in value.items()]
+        elif isinstance(value, (list, tuple)):
+            waiting += [(child, (*path, i)) for i, child in enumerate(value)]
+        elif isinstance(value, int) and abs(value) > _LARGEST:
+            raise Unreadable(Problem(0, dotted(path), _TOO_LARGE))
+
+
+class _Composer(yaml.SafeLoader):
+    """Stops at the first value too many, and before it is nested deeper than anybody means."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._count = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._count += 1
+        # A field is a key and a value.
+        if self._count > 2 * _MOST_VALUES or self._depth > _DEEPEST:
+            raise Unreadable(Problem(int(self.get_mark().line) + 1, "", _TOO_MUCH))
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
 
 class _Reader:
@@ -80,7 +125,7 @@ class _Reader:
     def value(self, node: yaml.Node, path: Path) -> Any:
         self.count += 1
         if self.count > _MOST_VALUES or len(path) > _DEEPEST:
-            raise Unreadable(Problem(_line(node), "", "has too many values, or they are nested too deep"))
+            raise Unreadable(Problem(_line(node), "", _TOO_MUCH))
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         if node.tag not in _PLAIN:
@@ -120,9 +165,13 @@ class _Reader:
     def scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
         if len(path) == 2 and path[0] == "env":
             return str(node.value)
+        if node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
+            self.wrong(node, path, _TOO_LARGE)
+            return None
         try:
             return self.loader.construct_object(node)
-        except (yaml.YAMLError, ValueError, OverflowError):
+        except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError):
+            # What a tag promises is taken on trust there: `!!int ""` has no first character.
             self.wrong(node, path, "has a value that YAML cannot read; put it in quotes")
             return None
 

@@ -25,6 +25,9 @@ _ALSO_KNOWN_AS = {
     "minimum": "min", "maximum": "max", "interval": "every", "min_workers": "min", "max_workers": "max",
 }  # fmt: skip
 
+_MOST_TOLD = 50
+"""Problems; guessing what was meant costs more than finding out that it is wrong."""
+
 _LIMITS = {
     "greater_than_equal": ("at least", "ge"),
     "greater_than": ("above", "gt"),
@@ -39,7 +42,7 @@ def load(source: Path | str | Mapping[str, Any]) -> JobFile:
     A string that is one line and ends in .yaml, .yml or .json is a path.
     """
     if isinstance(source, Mapping):
-        return _check("job", document.Document(dict(source), {}))
+        return _check("job", _plain("job", source))
     if isinstance(source, Path) or _is_path(source):
         return _parse(str(source), _text(Path(source)))
     return _parse("job file", source)
@@ -74,6 +77,14 @@ def _text(path: Path) -> str:
         raise SpecError(f"{path}: cannot be read: {why}", hint="give the path of a job file in YAML") from None
 
 
+def _plain(name: str, values: Mapping[str, Any]) -> document.Document:
+    try:
+        document.check_size(values)
+    except document.Unreadable as error:
+        raise _error(name, [error.problem]) from None
+    return document.Document(dict(values), {})
+
+
 def _parse(name: str, text: str) -> JobFile:
     try:
         read = document.read(text)
@@ -88,7 +99,7 @@ def _check(name: str, read: document.Document) -> JobFile:
     try:
         job = JobFile.model_validate(read.values)
     except ValidationError as error:
-        for found in error.errors(include_url=False):
+        for found in error.errors(include_url=False)[:_MOST_TOLD]:
             new = _problems(found, read)
             # A value that could not be read is None here; that was told already.
             problems += [problem for problem in new if found["input"] is not None or problem.field not in unread]

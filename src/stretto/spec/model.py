@@ -27,6 +27,10 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 _MOST_LABELS, _LONGEST_LABEL = 64, 255
 _MOST_HYPERPARAMETERS, _LONGEST_VALUE = 32, 64
+_MOST_VARIABLES, _LONGEST_TEXT = 1000, 100_000
+"""Of what a process is started with: Linux takes no argument and no variable of more than 128 KiB."""
+_MOST_NAMES = 256
+_MOST_ADDRESSES = 16
 _HTTP_PATH = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/?-]{0,254}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -45,12 +49,19 @@ def _no_nul(value: str) -> str:
     return value
 
 
+def _startable(value: str) -> str:
+    """A text that a process can be given."""
+    if len(value.encode(errors="replace")) > _LONGEST_TEXT:
+        raise ValueError(f"is longer than {_LONGEST_TEXT} bytes; put it into a file")
+    return _no_nul(value)
+
+
 def _command(value: Any) -> Any:
     """A line for the shell, or a program with its arguments; both are kept as they are."""
     if isinstance(value, str) and value.strip():
-        return _no_nul(value)
+        return _startable(value)
     if isinstance(value, list | tuple) and value and all(isinstance(part, str | int | float) for part in value):
-        return tuple(_no_nul(str(part)) for part in value)
+        return tuple(_startable(str(part)) for part in value)
     raise ValueError("is not a command; write a line for the shell, or a list of the program and its arguments")
 
 
@@ -77,12 +88,29 @@ def _variables(value: Any) -> Any:
         raise ValueError("is not a set of variables; write NAME: value, one to a line")
     checked: dict[str, str] = {}
     for name, text in value.items():
-        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of a variable; use letters, digits and '_'")
         if not isinstance(text, str | int | float) or isinstance(text, bool):
             raise ValueError(f"the value of {name} is not text; put it in quotes")
-        checked[name] = _no_nul(str(text))
+        checked[name] = str(text)
+    check_variables(checked)
     return checked
+
+
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Raises `ValueError` with what keeps a process from getting them."""
+    if len(variables) > _MOST_VARIABLES:
+        raise ValueError(f"there are {len(variables)} variables; at most {_MOST_VARIABLES} are taken")
+    for name, text in variables.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise ValueError(f"{_short(name)} is not the name of a variable; use letters, digits and '_'")
+        try:
+            _startable(name + text)
+        except ValueError as error:
+            raise ValueError(f"the value of {_short(name)}: {error}") from None
+
+
+def _short(name: Any) -> str:
+    text = repr(name)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _scalars(value: Any) -> Any:
@@ -128,8 +156,13 @@ def _steps(value: Any) -> Any:
 Name = Annotated[str, AfterValidator(_name), Field(max_length=63)]
 Text = Annotated[str, AfterValidator(_no_nul)]
 _TEXTS = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
-Names = Annotated[tuple[Text, ...], BeforeValidator(_one_or_more), _TEXTS]
-Addresses = Annotated[tuple[Annotated[str, AfterValidator(_address)], ...], BeforeValidator(_one_or_more), _TEXTS]
+Names = Annotated[tuple[Text, ...], Field(max_length=_MOST_NAMES), BeforeValidator(_one_or_more), _TEXTS]
+Addresses = Annotated[
+    tuple[Annotated[str, AfterValidator(_address)], ...],
+    Field(max_length=_MOST_ADDRESSES),
+    BeforeValidator(_one_or_more),
+    _TEXTS,
+]
 Host = Annotated[str, AfterValidator(_host)]
 HttpPath = Annotated[str, AfterValidator(_http_path)]
 Workers = Annotated[int, Field(ge=1, le=MOST_WORKERS, strict=True)]

@@ -24,6 +24,9 @@ _CONNECT_S = 10
 class Postgres:
     def __init__(self, url: URL, busy_s: float) -> None:
         url = url.set(drivername="postgresql+psycopg")
+        if "password" in url.query:
+            # Only there is it hidden in what people read.
+            url = url.set(password=str(url.query["password"])).difference_update_query(["password"])
         self.name = url.render_as_string(hide_password=True).replace("+psycopg", "")
         self._busy_s = busy_s
         self.writer = self._engine(url, most=1)
