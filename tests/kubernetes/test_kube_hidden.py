@@ -14,11 +14,35 @@ from stretto.core.cycle import CycleState, Settings
 from stretto.core.policy import load
 from stretto.core.request import JobRequest
 from stretto.core.snapshot import Snapshot
+from stretto.jobs.model import Context, Job
 from stretto.kubernetes.capacity import Room
 from stretto.kubernetes.landscape import Landscape
-from stretto.kubernetes.question import Hidden
+from stretto.kubernetes.question import ClusterQuestion, Hidden
+from stretto.server.book import Active
+from stretto.server.estimates import Estimates
+from stretto.server.site import Question
+from stretto.spec.model import JobFile
 
 GPU, HCA = "nvidia.com/gpu", "rdma/hca"
+
+
+def test_sizes_that_no_cluster_could_hold_are_not_looked_at() -> None:
+    """What is decided takes longer than the square of the largest size."""
+    file = JobFile.model_validate({"run": "true", "elastic": {"min": 1, "max": 100_000}, "resources": {"gpu": 1}})
+    vast = Active(
+        Job(number=1, name="vast", user="me", submitted_s=0.0, spec={}, context=Context(cwd="/"), level="elastic"),
+        file,
+        file.request(),
+    )
+    some = view_of([80], [PINNED]).nodes
+    there = Landscape(("gpu",), some, Room(some.name, (GPU,), some.devices[:, None], some.devices[:, None], ()), GPU)
+    question = Question(
+        jobs=[vast], most={}, policy=load("elastic-fifo"), settings=Settings(), state=CycleState(),
+        decide=cycle.decide, drained={}, now_s=100.0,
+    )  # fmt: skip
+    allowed = {1: np.ones(1, np.bool_)}
+    asked = ClusterQuestion(question, [vast], there, allowed, {1: {GPU: 1}}, Estimates(), {})
+    assert asked._view.rates.shape[2] == 82
 
 
 def cluster(view: Snapshot, adapters: list[int]) -> tuple[Snapshot, Hidden]:

@@ -322,3 +322,37 @@ def test_where_there_are_no_gpus_cores_are_slots() -> None:
     verdicts, _ = decide(jobs, where, "fit-first")
     assert sizes(verdicts) == {1: 6, 2: 0}
     assert verdicts[2].ground.text == "waits: it needs 4 slots, 2 were left at its turn"
+
+
+@pytest.mark.parametrize(
+    ("fields", "few", "many"),
+    [({}, 64, 301), ({"resources": {"gpu": 0.5}}, 64, 601), ({"resources": {"gpu": 0, "cpu": 0.04}}, 201, 401)],
+)
+def test_sizes_that_nobody_could_hold_are_not_looked_at(fields: dict[str, Any], few: int, many: int) -> None:
+    """What is decided takes longer than the square of the largest size."""
+    for where, most in ((cluster(4), few), (cluster(200, 100), many)):
+        vast = active(1, elastic={"min": 1, "max": 100_000}, **fields)
+        shown = view.snapshot([vast, active(2)], where, Estimates(), NOW_S, {})
+        assert shown.max_workers.tolist() == [most, 1]
+        assert shown.requested[0] == most
+        assert shown.rates.shape[2] == most + 1
+
+
+def test_who_has_all_that_there_is_is_not_said_to_have_all_that_it_could_use() -> None:
+    seats = tuple(Seat("node-0", (i,)) for i in range(100))
+    told, known = [], Estimates()
+    known.observe(1, "cpu", Window(workers=100, count=64, median_s=0.1, spread_s=0.0, began_s=NOW_S, ended_s=NOW_S + 8))
+    for most in (100, 100_000):
+        wide = active(1, seats, elastic={"min": 1, "max": most}, resources={"gpu": 1})
+        verdict = decide([wide], cluster(100), estimates=known)[0][1]
+        assert len(verdict.seats) == 100
+        told.append("the most that it may have" in verdict.ground.text)
+    assert told == [True, False]
+
+
+@given(have=st.integers(0, 12), low=st.integers(1, 4), more=st.integers(0, 8), step=st.sampled_from([0, 1, 2, 3]))
+def test_what_is_kept_is_the_largest_size_that_there_are_seats_for(have: int, low: int, more: int, step: int) -> None:
+    one = active(1, tuple(Seat("node-0", (i,)) for i in range(have)), elastic={"min": low, "max": low + more})
+    one.request = msgspec.structs.replace(one.request, step=step)
+    sizes = [size for size in one.request.sizes() if size <= have]
+    assert len(view.kept(one, None)) == (sizes[-1] if sizes else 0)

@@ -104,7 +104,7 @@ def snapshot(
     columns: dict[str, Any] = {name: table[:, i] for i, name in enumerate(_COLUMNS)}
     columns |= {name: columns[name].astype(np.int64) for name in _WHOLE}
     _count_up(columns, now_s)
-    rates, curve = estimates.table([row.shape for row in rows], pools)
+    rates, curve = estimates.table(_shown_sizes(rows, columns, nodes), pools)
     _suppose_progress(columns, rates, curve)
     totals = estimates.lengths.totals([row.prospect for row in rows])
     lengths.tell(columns, totals, rates, curve, lambda j: estimates.timed(rows[j].shape))
@@ -132,6 +132,22 @@ def snapshot(
         **columns,
     )
     return _draining(found, cluster.drained) if cluster.drained else found
+
+
+def _shown_sizes(rows: Sequence[Row], columns: dict[str, Any], nodes: Nodes) -> list[Shape]:
+    """Lower the maximums that this cluster could never hold, and with them the curves, whose length they are: what is
+    decided costs more than their square, and anybody may ask for any size. One more than could be held is left, so that
+    nobody is said to have all that it could use who would take more."""
+    slots, width = int(nodes.devices.sum()), columns["width"]
+    cores = int(nodes.cpu_milli.sum()) // np.where(columns["cpu_milli"] > 0, columns["cpu_milli"], GPU)
+    held = np.where(width > 0, slots * GPU // np.maximum(width, 1), np.maximum(cores, slots))
+    most = np.maximum(np.maximum(held, columns["workers"]) + 1, np.maximum(columns["min_workers"], _ALWAYS_SHOWN))
+    columns["max_workers"] = np.minimum(columns["max_workers"], most)
+    columns["requested"] = np.minimum(columns["requested"], most)
+    return [
+        row.shape if row.shape.high <= high else row.shape._replace(high=high)
+        for row, high in zip(rows, most.tolist(), strict=True)
+    ]
 
 
 def _in_slots(width: IntArray, demand: IntArray, nodes: Nodes, pools: tuple[str, ...]) -> IntArray:
@@ -178,6 +194,8 @@ _COLUMNS = (
 _PACK = struct.Struct(f"{len(_COLUMNS)}d").pack
 
 _LONGEST_LAUNCH_S = 60.0
+_ALWAYS_SHOWN = 64
+"""Up to this a size is shown on the smallest cluster, too: what is expected of jobs may be said for it."""
 
 _COSTS_S = {"elastic": (0.2, 0.5), "restart": (10.0, 5.0), "rigid": (1e9, 1.0), "service": (1.0, 2.0)}
 """What a resize and a start cost a job of each level, until it was measured."""
@@ -230,8 +248,10 @@ def kept(active: Active, most: int | None) -> tuple[Seat, ...]:
     high = asked.max_workers if most is None else min(asked.max_workers, most)
     if asked.min_workers <= len(seats) <= high and asked.step == 1:
         return seats
-    sizes = [size for size in asked.sizes() if size <= min(len(seats), high)]
-    return seats[: sizes[-1]] if sizes else ()
+    high = min(len(seats), high)
+    if high < asked.min_workers:
+        return ()
+    return seats[: msgspec.structs.replace(asked, max_workers=high).sizes()[-1]]
 
 
 def _values(active: Active, most: int | None, estimates: Estimates, smallest: int) -> tuple[float, ...]:
