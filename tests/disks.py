@@ -1,4 +1,5 @@
-"""Machines in trouble, for tests: a disk without room, a process without descriptors. The errors are the kernel's."""
+"""Machines in trouble, for tests: a disk without room, a process without descriptors, folders without end. The errors
+are the kernel's."""
 
 from __future__ import annotations
 
@@ -25,6 +26,15 @@ def small_disk(folder: Path, size: str = "8m") -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+@contextlib.contextmanager
+def deep_below(folder: Path) -> Iterator[None]:
+    """What is made there may be deeper than what tidies up after the tests can follow; it goes at the end."""
+    try:
+        yield
+    finally:
+        subprocess.run(["rm", "-rf", "--", str(folder)], check=False)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from disks import deep_below
 from stretto import jobfiles
 
 DEADLINE_S = 60.0
@@ -197,20 +198,21 @@ def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
     (kept / "file").write_text("x")
     top = tmp_path / "7"
     top.mkdir()
-    fd = os.open(top, os.O_RDONLY)
-    for _ in range(3000):
-        os.mkdir("d", dir_fd=fd)
-        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+    with deep_below(top):
+        fd = os.open(top, os.O_RDONLY)
+        for _ in range(3000):
+            os.mkdir("d", dir_fd=fd)
+            inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        os.symlink(kept, "link", dir_fd=fd)
+        os.mkfifo("fifo", dir_fd=fd)
         os.close(fd)
-        fd = inner
-    os.symlink(kept, "link", dir_fd=fd)
-    os.mkfifo("fifo", dir_fd=fd)
-    os.close(fd)
-    (top / "closed").mkdir()
-    (top / "closed" / "file").write_text("x")
-    (top / "closed").chmod(0)
-    soon(lambda: jobfiles.remove(top, root=tmp_path))
-    assert os.listdir(tmp_path) == ["kept"]
+        (top / "closed").mkdir()
+        (top / "closed" / "file").write_text("x")
+        (top / "closed").chmod(0)
+        soon(lambda: jobfiles.remove(top, root=tmp_path))
+        assert os.listdir(tmp_path) == ["kept"]
     assert (kept / "file").read_text() == "x"
 
 

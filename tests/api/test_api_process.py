@@ -17,8 +17,8 @@ import msgspec
 import pytest
 from api_client import Api, alive_in, api_of, eventually, kill, options, serving
 
+from disks import deep_below
 from made_up_nvml import put
-from stretto import jobfiles
 from stretto.api.process import Info, down, running, serve
 from stretto.errors import NotFound, StrettoError
 
@@ -245,20 +245,17 @@ def test_no_folder_of_a_job_keeps_others_from_being_removed(tmp_path: Path) -> N
     deep = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
     (tmp_path / "deep.py").write_text(f"import os\nos.chdir(os.environ['STRETTO_JOB_FOLDER'])\n{deep}")
     data = tmp_path / "data"
-    serve(options(data), detach=True)
-    api = api_of(data)
-    first, second = api.submit(f"{sys.executable} {tmp_path}/deep.py"), api.submit("true")
-    for job in (first, second):
-        api.until(job["id"], "succeeded")
-    down(data)
-    with serving(data, retention_s=1.0):
-        try:
+    with deep_below(data / "jobs"):
+        serve(options(data), detach=True)
+        api = api_of(data)
+        first, second = api.submit(f"{sys.executable} {tmp_path}/deep.py"), api.submit("true")
+        for job in (first, second):
+            api.until(job["id"], "succeeded")
+        down(data)
+        with serving(data, retention_s=1.0):
             for job in (first, second):
                 eventually(lambda job=job: not (data / "jobs" / job["id"]).exists())
             eventually(lambda: os.listdir(data / "jobs") == [])
-        finally:
-            # Whoever removes the folders of tests cannot.
-            jobfiles.remove(data / "jobs" / first["id"], root=data / "jobs")
 
 
 def test_a_data_directory_that_is_open_to_others_is_closed_once(tmp_path: Path) -> None:

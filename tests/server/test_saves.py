@@ -12,7 +12,7 @@ import pytest
 from machine import play
 from played_machine import played
 
-from stretto import jobfiles
+from disks import deep_below
 from stretto.server import loss
 from stretto.server.saves import Saves
 
@@ -185,14 +185,12 @@ def test_folders_without_end_and_what_is_no_file(folder: Folder) -> None:
     os.utime(folder.path / "other.pt", (950.0, 950.0))
     (folder.path / "link.pt").symlink_to("/dev/null")
     (folder.path / "loop").symlink_to(folder.path)
-    fd = os.open(folder.path, os.O_RDONLY)
-    for _ in range(3000):
-        os.mkdir("d", dir_fd=fd)
-        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+    with deep_below(folder.path / "d"):
+        fd = os.open(folder.path, os.O_RDONLY)
+        for _ in range(3000):
+            os.mkdir("d", dir_fd=fd)
+            inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = inner
         os.close(fd)
-        fd = inner
-    os.close(fd)
-    try:
         assert folder.saves.newest_s() == 900
-    finally:
-        jobfiles.remove(folder.path / "d", root=folder.path)
