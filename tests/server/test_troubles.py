@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import sqlite3
@@ -268,6 +269,10 @@ def test_an_adopted_one_is_driven_as_soon_as_it_can_be(tmp_path: Path) -> None:
             (tmp_path / "over").touch()
             while not m.plane.loop._untold:
                 await asyncio.sleep(0.01)
+            for _ in range(3):
+                # Whose end is known is not missed.
+                m.plane.loop._look_for_lost(math.inf)
+            assert [exit.how for _, exit in m.plane.loop._untold[1]] == ["exited"]
             journal.rename(journal.with_name("was"))
             assert (await m.ended("adopted")).starts == 1
 
