@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -214,6 +215,15 @@ def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
         soon(lambda: jobfiles.remove(top, root=tmp_path))
         assert os.listdir(tmp_path) == ["kept"]
     assert (kept / "file").read_text() == "x"
+
+
+def test_what_somebody_has_spoilt_is_not_waited_for() -> None:
+    """Though the number be one that a machine in trouble gives, as a lease on a file does."""
+    assert jobfiles.passes(OSError(errno.EAGAIN, "no room for a process"))
+    assert jobfiles.passes(OSError(errno.ENOSPC, "no room"))
+    assert not jobfiles.passes(jobfiles.Spoilt(errno.EAGAIN, "a lease"))
+    assert not jobfiles.passes(OSError(errno.EACCES, "not allowed"))
+    assert not jobfiles.passes(TimeoutError())
 
 
 def test_a_removal_that_was_interrupted_is_completed(tmp_path: Path) -> None:
