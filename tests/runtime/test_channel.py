@@ -12,6 +12,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from stretto.runtime.channel import LEASE_OVER, Channel
+from stretto.runtime.handshake import Secret
+from stretto.runtime.introduction import challenge, welcomed
 from stretto.runtime.member import Evicted, Member
 from stretto.runtime.messages import Evict, Heartbeat, Hello, Message, Ready, Welcome, decode, encode
 
@@ -36,7 +38,7 @@ def silence(lease_s: float) -> Iterator[tuple[Member, SimpleQueue[ServerConnecti
     opening = threading.Thread(target=channel.open)
     opening.start()
     first = came.get(timeout=PATIENCE_S)
-    assert isinstance(said(first), Hello)
+    prove(first)
     first.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=0.02, lease_s=lease_s)))
     opening.join()
     came.put(first)
@@ -47,6 +49,24 @@ def silence(lease_s: float) -> Iterator[tuple[Member, SimpleQueue[ServerConnecti
         channel.close()
         server.shutdown()
         serving.join()
+
+
+def again(came: SimpleQueue[ServerConnection]) -> ServerConnection:
+    """The next connection, whose host proves itself and says nothing more."""
+    connection = came.get(timeout=PATIENCE_S)
+    prove(connection)
+    assert said(connection) == Ready(), "what holds is said again"
+    return connection
+
+
+def prove(connection: ServerConnection) -> None:
+    """As a coordinator of the job."""
+    connection.send(encode(given := challenge()))
+    hello = said(connection)
+    assert isinstance(hello, Hello)
+    proof = welcomed(hello, given, Secret("secret"))
+    assert proof is not None
+    connection.send(encode(proof))
 
 
 def said(connection: ServerConnection) -> Message:
@@ -63,10 +83,7 @@ def test_a_silent_connection_is_kept_until_another_is_welcomed() -> None:
     with silence(lease_s=PATIENCE_S) as (member, came):
         first = came.get(timeout=PATIENCE_S)
         member.state(Ready())
-        second, third = came.get(timeout=PATIENCE_S), came.get(timeout=PATIENCE_S)
-        for other in (second, third):
-            assert isinstance(said(other), Hello)
-            assert said(other) == Ready(), "what holds is said again"
+        second, third = again(came), again(came)
         for other in (first, second):
             other.send(b"still there?")
         third.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=PATIENCE_S, lease_s=PATIENCE_S)))

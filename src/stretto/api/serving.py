@@ -1,7 +1,8 @@
 """The application on a socket: uvicorn inside an event loop that belongs to somebody else.
 
-Signals are the caller's. WebSockets have no pings of uvicorn's: a worker that freezes keeps its connection. Whoever
-sends headers without end is answered with 431 and hung up on.
+Signals are the caller's. WebSockets have no pings of uvicorn's: a worker that freezes keeps its connection. Their
+messages are short until the application says otherwise. Whoever sends headers without end is answered with 431 and hung
+up on.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from stretto.api.websockets import BoundedWebSocket
 from stretto.errors import Occupied, UsageError
+from stretto.runtime.messages import LONGEST_UNPROVEN
 
 _MOST_HEADER_BYTES = 2**16
-_MOST_MESSAGE_BYTES = 2**24
 _KEEP_ALIVE_S = 75
 _GRACE_S = 2
 
@@ -66,8 +68,8 @@ class HttpServer:
             app,
             loop="none",
             http=_http_protocol(),
-            ws="websockets-sansio",
-            ws_max_size=_MOST_MESSAGE_BYTES,
+            ws=BoundedWebSocket,
+            ws_max_size=LONGEST_UNPROVEN,
             ws_ping_interval=None,
             ws_per_message_deflate=False,
             lifespan="off",
