@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 
 import pytest
 from hypothesis import given
@@ -27,15 +26,11 @@ messages = st.sampled_from(sorted(KINDS.values(), key=lambda kind: kind.__name__
 
 
 def finite(message: Message) -> bool:
-    """What is no larger than anything that is counted, and no figure of ours that is none."""
+    """What is neither nan nor larger than anything that is counted."""
     fields = dataclasses.asdict(message)
     columns = (fields, fields.get("metrics", {}), *fields.get("windows", ()))
     values = [value for given in columns for value in given.values() if isinstance(value, int | float)]
     values += [value for epoch in fields.get("epochs", ()) for value in epoch]
-    values += [stuck["seconds"] for stuck in fields.get("stuck", ())]
-    metrics = fields.get("metrics", {})
-    if any(not math.isfinite(value) for value in values if value not in metrics.values()):
-        return False
     return all(value == value and (isinstance(value, float) or abs(value) <= LARGEST) for value in values)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ LONGEST_SAID = 2**16
 """Of a worker's messages after that."""
 LONGEST_TOLD = 2**22
 """Of a coordinator's: a list of all members is among them."""
-_LONGEST_TEXT = 2**13
+_LONG_TEXT = 2**10
 _SHOWN = 40
 
 
@@ -316,12 +315,12 @@ def encode_bounded(message: Message) -> str:
 
 
 def _shortened(message: Message) -> Message:
-    """Every text cut to its end, where errors say what they are, and every table halved."""
+    """Every long text cut to its second half, where errors say what they are, and every table halved."""
     cut: dict[str, object] = {}
     for column in dataclasses.fields(message):
         given = getattr(message, column.name)
-        if isinstance(given, str) and len(given) > _LONGEST_TEXT:
-            cut[column.name] = given[-_LONGEST_TEXT:]
+        if isinstance(given, str) and len(given) > _LONG_TEXT:
+            cut[column.name] = given[len(given) // 2 :]
         elif isinstance(given, dict):
             cut[column.name] = dict(list(given.items())[: len(given) // 2])
         elif isinstance(given, tuple):
@@ -365,7 +364,7 @@ def _read(name: str, wanted: typing.Any, given: object) -> object:
     if origin is tuple and isinstance(given, list):
         return tuple(_read(name, typing.get_args(wanted)[0], item) for item in given)
     if origin is dict and isinstance(given, dict):
-        return {_text(name, key): _read_figure(name, typing.get_args(wanted)[1], item) for key, item in given.items()}
+        return {_text(name, key): _read(name, typing.get_args(wanted)[1], item) for key, item in given.items()}
     if dataclasses.is_dataclass(wanted) and isinstance(given, dict):
         return _build(typing.cast(type, wanted), given)
     if wanted in (int, float) and isinstance(given, int) and not isinstance(given, bool):
@@ -374,14 +373,7 @@ def _read(name: str, wanted: typing.Any, given: object) -> object:
         raise MessageError(f"{name}: expected {getattr(wanted, '__name__', wanted)}, got {type(given).__name__}")
     if wanted is int and isinstance(given, bool):
         raise MessageError(f"{name}: expected int, got bool")
-    if isinstance(given, float) and not math.isfinite(given):
-        raise MessageError(f"{name}: expected a number, got {given}")
     return _text(name, given) if isinstance(given, str) else given
-
-
-def _read_figure(name: str, wanted: typing.Any, given: object) -> object:
-    """What a script reports may be anything: a loss that is no number, for one."""
-    return given if wanted is float and isinstance(given, float) else _read(name, wanted, given)
 
 
 def _text(name: str, given: str) -> str:
