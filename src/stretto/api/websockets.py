@@ -21,12 +21,15 @@ EXTENSION = "stretto.websocket"
 _READ_BYTES = 2**12
 _MOST_UNREAD_BYTES = 2**17
 _MOST_PIECES = 64
+_CLOSE_S = 2.0
+"""So long it is waited for the other end's word that it has understood that we hang up."""
 _TOO_LONG, _NOT_TEXT = 1009, 1007
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.close_timeout = _CLOSE_S
         if hasattr(transport, "max_size"):
             transport.max_size = _READ_BYTES
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import threading
@@ -21,22 +22,24 @@ JUNK = st.recursive(
 
 
 def heard(said: bytes) -> dict[str, object]:
-    out, into = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    os.set_blocking(into, True)
+    out, into = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(out, False)
 
     def say() -> None:
-        with os.fdopen(into, "wb") as pipe:
-            try:
-                pipe.write(said)
-                pipe.flush()
-            except BrokenPipeError:
-                pipe.detach()
-                os.close(into)
+        rest = memoryview(said)
+        with contextlib.suppress(BrokenPipeError):
+            while rest:
+                rest = rest[os.write(into, rest) :]
+        os.close(into)
+
+    async def hear() -> dict[str, object]:
+        async with asyncio.timeout(20.0):
+            return await _line(out)
 
     speaking = threading.Thread(target=say)
     speaking.start()
     try:
-        return asyncio.run(asyncio.wait_for(_line(out), 20.0))
+        return asyncio.run(hear())
     finally:
         speaking.join()
 

@@ -38,6 +38,10 @@ class ElasticDriver(Driver):
         self._speed = Speed(active, surroundings, lambda: self.state)
         self._hanging: dict[str, float] = {}
         """Workers that were named, and for how long they have made no step."""
+        self._took_part: set[str] = set()
+        """Everybody who ever did, as far as we were there."""
+        self._reasons: dict[str, str] = {}
+        """Why the job goes on without somebody."""
         self.coordination = Coordination(
             Settings(token=job.secret, min_workers=asked.min_workers, want=max(1, len(active.target))),
             self._journal(),
@@ -46,10 +50,7 @@ class ElasticDriver(Driver):
         self.coordination.open()
         self._announce()
         self._committed = (0, surroundings.clock())
-        self._took_part = set(self.joined)
-        """Everybody who ever did, as far as we were there."""
-        self._reasons: dict[str, str] = {}
-        """Why the job goes on without somebody."""
+        self._took_part |= self.joined
         self._failed_exit: tuple[Worker, Exit] | None = None
         self._never_joined = False
         """Its script has ended without a word to us: it is not elastic, and not started anew in another's place."""
