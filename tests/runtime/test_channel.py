@@ -122,7 +122,12 @@ def test_a_host_without_the_secret_is_told_nothing_and_not_believed() -> None:
     member = Member("w", "i", "a-secret", "h:1")
     member.state(Ready())
     channel = Channel(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", member)
-    opening = threading.Thread(target=lambda: suppress(NoCoordinator)(channel.open)(1.0))
+
+    def open_channel() -> None:
+        with suppress(NoCoordinator):
+            channel.open(1.0)
+
+    opening = threading.Thread(target=open_channel)
     opening.start()
     said = heard.get(timeout=PATIENCE_S)
     assert isinstance(decode(said), Hello)
