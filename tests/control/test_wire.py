@@ -235,8 +235,9 @@ def test_who_says_nothing_is_sent_away_and_so_is_who_reads_nothing() -> None:
         for reads in (True, False):
             wire = Wire()
             wire.reads = reads
-            with pytest.raises(Refused, match="in time"):
-                await entrance.admit(wire, aiter(wire))
+            async with asyncio.timeout(PATIENCE_S):
+                with pytest.raises(Refused, match="in time"):
+                    await entrance.admit(wire, aiter(wire))
 
     asyncio.run(story())
 
