@@ -52,6 +52,17 @@ def test_a_script_gets_its_arguments_and_its_error_is_told(tmp_path: Path) -> No
     assert "KeyError" in (tmp_path / "kept" / "1-worker" / "job" / "w0.log").read_text()
 
 
+def test_a_script_beside_the_folder_is_run_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "here").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "stretto.cli", "check", "../train.py", "--json"],
+        cwd=tmp_path / "here", env={**os.environ, "VIRTUAL_ENV": sys.prefix, "PATH": f"{Path(sys.executable).parent}"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["findings"] == ["1 worker: w0 ended with status 1: KeyError: []"]
+
+
 def test_the_command_line_does_not_import_torch() -> None:
     """Looking at jobs must stay quick: torch is imported by the workers of a check only."""
     told = "import sys; from stretto.cli import main, check; main(['check', 'gone.py']); print('torch' in sys.modules)"

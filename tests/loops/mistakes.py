@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from common import net, x, y
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import stretto.torch as stretto
 from stretto.torch import Batch, Job
@@ -311,6 +311,46 @@ def an_odd_part(job: Job) -> None:
         optimizer.step()
 
 
+def a_part_without_a_state(job: Job) -> None:
+    _registered(job)
+    job.keep("best", {"loss": 1e9})
+
+
+def no_samples(job: Job) -> None:
+    """A filter that leaves nothing."""
+    model, optimizer = _registered(job)
+    for batch in job.batches(Subset(DATA, []), size=24):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+
+
+class Tempered(nn.Module):
+    """Its temperature falls with every forward pass."""
+
+    passes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+        self.register_buffer("passes", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, given: Tensor) -> Tensor:
+        self.passes += 1
+        found: Tensor = self.inner(given) / (1 + 9 * torch.exp(-self.passes / 40))
+        return found
+
+
+def a_buffer_in_every_pass(job: Job) -> None:
+    """A temperature that falls with every forward pass, of which a step takes fewer on more workers."""
+    model = job.model(Tempered())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for batch in job.batches(DATA, size=24, per_worker=5):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+
+
 def a_new_optimizer_in_the_body(job: Job) -> None:
     """Registered in the middle of a loop."""
     model, optimizer = _registered(job)
@@ -401,7 +441,7 @@ REFUSED = {
     wrapped_in_ddp: "the model is wrapped in DistributedDataParallel",
     a_distributed_sampler: "a DistributedSampler gives each worker a slice of its own",
     a_stream: "a Stream has no length: batches() must know every sample by its index",
-    a_closure: "optimizers that call a closure (LBFGS) evaluate the model several times: not supported",
+    a_closure: "LBFGS.step() was given a closure: it would evaluate the model several times in one step",
     sparse_gradients: "a gradient has the layout torch.sparse_coo, which cannot be summed over workers",
     two_at_once: "two loops of batches() or steps() were gone through at once",
     one_inside_another: "two loops of batches() or steps() were gone through at once",
@@ -413,6 +453,9 @@ REFUSED = {
     a_skipped_pass: "the last pass of this worker went on without a backward pass",
     no_model: "SGD has a parameter of shape (16, 6) that belongs to no model of the job",
     an_odd_part: "a Sequential cannot be part of the state of a job",
+    a_part_without_a_state: "the part 'best' is a dict: it has no state_dict() and load_state_dict()",
+    no_samples: "the dataset has no samples",
+    a_buffer_in_every_pass: "passes changes in every forward pass, and with more workers a step takes fewer of them",
     a_new_optimizer_in_the_body: "the optimizer Adam was registered in the body of a loop",
     a_new_layer_in_the_body: "SGD was given a parameter of shape (3, 3) that was made",
     breaking_off: "the script left its loop by break in step 5, in a pass through the body that is not the last",
@@ -629,8 +672,20 @@ def one_batch_ahead(job: Job) -> None:
         before = batch.x, batch.y
 
 
+def a_loop_that_is_shorter(job: Job) -> None:
+    """Of as many samples as a worker has learned from, which comes after the last step that it then knows of."""
+    model, optimizer = _registered(job)
+    known = 240 if job.leader else 48
+    for batch in job.batches(Subset(DATA, range(known)), size=24, epochs=20):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+
+
 GROWN = (a_weight_that_grows, a_count_in_the_model, an_own_target, numbers_of_its_own, one_batch_ahead)
 """Right by hand, and at any size; a worker that comes later does something else."""
+OTHER_DATA = (a_loop_that_is_shorter,)
+"""And this one would go through another loop."""
 
 
 def masks_of_a_collator(job: Job) -> None:
@@ -722,5 +777,7 @@ UNLIKE = {
 
 ALL = {
     one.__name__: one
-    for one in itertools.chain(REFUSED, PARTED, GROWN, HARMLESS, UNLIKE, [the_leader_leaves, the_leader_breaks])
+    for one in itertools.chain(
+        REFUSED, PARTED, GROWN, OTHER_DATA, HARMLESS, UNLIKE, [the_leader_leaves, the_leader_breaks]
+    )
 }

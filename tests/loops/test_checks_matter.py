@@ -43,6 +43,8 @@ MATTERS = {
     # Two optimizers in one body, in passes.
     "adversaries_in_passes": Row("order_in_passes", "differs", "a backward pass follows a step() in one body"),
     "sharpness_in_passes": Row("order_in_passes", "differs", "a backward pass follows a change of parameters by hand"),
+    # What the model changes in every forward pass, in passes.
+    "counting_passes": Row("buffers_in_passes", "differs", "passes changes in every forward pass"),
     # Accumulation by hand.
     "accumulating": Row("left_over_gradients", "differs", found="with faults: parts from one worker"),
     # Several loops in an epoch.

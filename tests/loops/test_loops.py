@@ -90,6 +90,7 @@ def test_a_mistake_is_refused_by_hand_and_elastic(tmp_path: Path, warm: ForkServ
     status, text = by_hand(tmp_path / "hand", warm, name)
     assert status == 1
     assert error in text
+    assert "/stretto/torch/" not in text, "what is wrong is in the script"
     folder = tmp_path / "elastic"
     with started(folder, warm, name, 2) as harness:
         hurry(folder)
@@ -111,6 +112,22 @@ def test_a_worker_that_comes_later_shows_that_it_does_the_same(tmp_path: Path, w
         end = harness.wait_over()
         assert end["event"] == "failed", harness.describe()
         assert "which came later, finds other gradients than w0 for the same samples" in end["reason"]
+
+
+@pytest.mark.parametrize("name", [one.__name__ for one in mistakes.OTHER_DATA])
+def test_a_worker_that_comes_later_goes_through_the_same_loop(tmp_path: Path, warm: ForkServer, name: str) -> None:
+    """Or it is refused before anybody waits for it, wherever it comes in; the others go on."""
+    folder = tmp_path / "elastic"
+    with started(folder, warm, name, 1) as harness:
+        hurry(folder, 60)
+        harness.wait_applied(60)
+        harness.want(2)
+        newcomer = harness.worker("w1")
+        harness.wait(lambda: not newcomer.running, "the newcomer's end")
+        said = "the workers of the job differ in loop 0: here, on a worker that came later, it has 48 samples"
+        assert said in newcomer.text()
+        hurry(folder)
+        assert harness.wait_over()["event"] == "done", harness.describe()
 
 
 @pytest.mark.parametrize("name", [one.__name__ for one in mistakes.HARMLESS])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import mistakes
 import torch
 import torch.nn.functional as F
 from common import net, order, tensors, x, y
@@ -210,6 +211,25 @@ def numbers_of_slices(job: Job) -> Result:
     return {"different": torch.tensor(float(different))}
 
 
+def counting_passes(job: Job) -> Result:
+    """A buffer moves with every forward pass, of which a step takes fewer on more workers."""
+    model = job.model(mistakes.Tempered())
+    train(model, job.optimizer(sgd(model)), job.batches(DATA, size=24, epochs=EPOCHS, per_worker=5))
+    return tensors(model)
+
+
+def plain_counting() -> Result:
+    """By hand a step takes five passes, of which the last has four samples; all of them are of one batch."""
+    model = mistakes.Tempered()
+    optimizer = sgd(model)
+    for given, wanted in rows():
+        optimizer.zero_grad()
+        for some, goal in zip(given.split(5), wanted.split(5), strict=True):
+            (F.cross_entropy(model(some), goal) * (len(some) / len(given))).backward()
+        optimizer.step()
+    return tensors(model)
+
+
 ALL: dict[str, Any] = {
     elastic.__name__: SimpleNamespace(plain=right, elastic=elastic)
     for elastic, right in {
@@ -222,6 +242,7 @@ ALL: dict[str, Any] = {
         a_sum_of_a_slice: lambda: plain(rows()),
         data_of_its_own: plain_data_of_its_own,
         side_by_side: plain_side_by_side,
+        counting_passes: plain_counting,
         numbers_of_slices: lambda: {"different": torch.tensor(24.0)},
     }.items()
 }

@@ -185,7 +185,6 @@ MISUSES = {
     "break": "job.stop()",
     "dataset": "the workers of the job differ in loop 0: here it has",
     "model": "model",
-    "small batch": "the global batch has 1 samples",
     "skip": "without a backward pass",
     "second loop": "the workers of the job differ in loop 1: here it has",
     "short": "the dataset has 7 samples, a global batch 12",

@@ -58,7 +58,7 @@ def _command(script: Path, arguments: tuple[str, ...]) -> list[str]:
     """Every run is in a copy of this folder: a script that is in it is named as seen from there."""
     if script.suffix != ".py" or not script.is_file():
         raise UsageError(f"there is no Python script {script}", hint="stretto check train.py -- --epochs 10")
-    whole, here = script.absolute(), Path.cwd()
+    whole, here = Path(os.path.abspath(script)), Path.cwd()
     return argv((str(whole.relative_to(here) if whole.is_relative_to(here) else whole.resolve()), *arguments))
 
 

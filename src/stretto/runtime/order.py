@@ -76,6 +76,16 @@ class Loop:
         """Whether it is not over at this step."""
         return step < self.total_steps
 
+    @property
+    def known_end(self) -> int:
+        """The steps that are known without asking anybody."""
+        return self.total_steps
+
+    @property
+    def cut_into(self) -> int | None:
+        """Samples of a global batch; None where whoever gives them decides."""
+        return self.size
+
     def epoch(self, step: int) -> int:
         """The epoch that a step of this loop belongs to."""
         if not 0 <= step < self.total_steps:
@@ -137,6 +147,10 @@ class Drawn:
         return (self._batch or self._largest) * self._accumulate
 
     @property
+    def cut_into(self) -> int | None:
+        return self._batch
+
+    @property
     def total_steps(self) -> int:
         """As far as is known: each epoch that was not drawn yet counts as the last one that was."""
         if self._steps_each is not None:
@@ -148,6 +162,11 @@ class Drawn:
     def has(self, step: int) -> bool:
         """Whether it is not over at this step. Draws up to there, so that it is known."""
         return self._reach(step)
+
+    @property
+    def known_end(self) -> int:
+        """The end of the epochs that were drawn: nothing is drawn for this."""
+        return self._firsts[-1] if self._steps_each is None else self._steps_each * self.epochs
 
     def epoch(self, step: int) -> int:
         if step < 0 or not self._reach(step):
@@ -288,6 +307,10 @@ class Turns:
 
     def has(self, step: int) -> bool:
         return step < self.total_steps
+
+    @property
+    def known_end(self) -> int:
+        return self.total_steps
 
     def turn_seed(self, step: int, place: int) -> int:
         """For whatever is random in the data that a place makes in a step."""

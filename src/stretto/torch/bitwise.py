@@ -30,6 +30,8 @@ Node = tuple[int, int]
 """Level (0: a virtual rank) and position on that level: it covers [position << level, (position + 1) << level)."""
 
 ALIGNMENT = 16
+NOBODY = -1
+"""Stands for a virtual rank where a member owns none: it goes through the body for nothing."""
 
 
 def subtrees(owned: range) -> list[Node]:
@@ -152,9 +154,9 @@ class VirtualReducer:
     """The global gradient, bit for bit the same for every number of members.
 
     `exchange` at the start of a batch, then `begin` before each pass through the body: one per owned virtual rank, in
-    ascending order. After the backward pass of the last one `p.grad` holds what it held before plus the sum over all
-    virtual ranks of weight * gradient; until then the script sees zeros (or what was there before). Several
-    backward passes in one body are several sums. Members without a virtual rank call `contribute_nothing` instead.
+    ascending order, or one as `NOBODY` where none is owned. After the backward pass of the last one `p.grad` holds what
+    it held before plus the sum over all virtual ranks of weight * gradient; until then the script sees zeros (or what
+    was there before). Several backward passes in one body are several sums. `contribute_nothing` stands for one.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], virtual_ranks: int, *, flags: int = 4) -> None:
@@ -286,14 +288,15 @@ class VirtualReducer:
         if self._weight == 0.0:
             # Not zero times what was found: a mean over nothing is not a number.
             fresh = [None if one is None else torch.zeros_like(one) for one in fresh]
-        tree.add(self._rank, fresh, self._weight)
+        if self._rank != NOBODY:
+            tree.add(self._rank, fresh, self._weight)
         for index, before in self._before.items():
             given = self._parameters[index]
             given.grad = torch.zeros_like(given) if before is None else before
         member = self._group.rank if self._group is not None else 0
         seen = self._before
         self._fresh, self._before, self._in_round = {}, {}, False
-        if self._rank == self._owned[member][-1] and self.failed is None:
+        if self._rank in (NOBODY, *self._owned[member][-1:]) and self.failed is None:
             for index, before in seen.items():
                 self._parameters[index].grad = before
             self._sum(tree)

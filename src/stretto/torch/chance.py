@@ -10,11 +10,12 @@ workers and may decide what the body does. After a loop all generators are alike
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ READING = 2**32
 """Stands for a phase: numbers for what puts the samples of a pass together."""
 _AFTER = 2**64 - 1
 """Stands for a step when a loop is over."""
+_ASKED = 2**33
+"""Stands for a phase: numbers for functions of the script that only some workers call."""
 
 
 def begin_script() -> None:
@@ -58,6 +61,33 @@ def begin_epoch(call: int, epoch: int, device: torch.device) -> None:
     """Alike on all workers, those that skipped the epochs before included."""
     _set_shared(seed_of(_AFTER, call, epoch))
     _set_torch(seed_of(_AFTER, call, epoch), device)
+
+
+def begin_exchange(key: Sequence[int], number: int, device: torch.device, *, over: bool = False) -> None:
+    """Between loops, before a function is called for what is exchanged, and when it is `over`: alike on all workers,
+    those that call it, or call it again, and those that only get its result."""
+    places = [part % 2**64 for part in (*key, 2 * number + over)]
+    _set_shared(seed_of(_AFTER, _ASKED, *places))
+    _set_torch(seed_of(_AFTER, _ASKED, *places), device)
+
+
+@contextlib.contextmanager
+def apart(device: torch.device, *numbers: int) -> Iterator[None]:
+    """What is drawn inside leaves all generators as they were: not all workers do it, or not equally often. Where
+    `numbers` are given, they decide what is drawn."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    if numbers:
+        _set_shared(seed_of(_ASKED, *numbers))
+        _set_torch(seed_of(_ASKED, *numbers), device)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+        if of_device is not None:
+            torch.cuda.set_rng_state(of_device, device)
 
 
 def noise(

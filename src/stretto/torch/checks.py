@@ -11,6 +11,11 @@ from stretto.errors import StrettoError
 from stretto.torch.flags import Flags
 from stretto.torch.state import Holder
 
+_SAME_LOOPS = (
+    "give all workers the same dataset and the same arguments of batches(): seed what splits or shuffles data, and "
+    "sort what comes from a set or a folder; a sampler runs on each of them, with random, numpy.random and torch "
+    "seeded by (seed, epoch), and must give all the same order"
+)
 _ALIKE = "let the body do the same on all workers, whatever its samples are"
 
 
@@ -69,6 +74,13 @@ def step_outside(optimizer: str) -> TrainingError:
     return TrainingError(
         f"{optimizer} was asked to step outside of the job's loops: every worker would train a model of its own",
         hint="train inside of `for batch in job.batches(…)`, or of `for step in job.steps(n)` on data of your own",
+    )
+
+
+def closure(optimizer: str) -> TrainingError:
+    return TrainingError(
+        f"{optimizer}.step() was given a closure: it would evaluate the model several times in one step",
+        hint="optimizers that need that (LBFGS) are not supported; call backward() in the body, and step() without one",
     )
 
 
@@ -221,6 +233,13 @@ def registered_inside(what: str) -> TrainingError:
     )
 
 
+def no_state(name: str, part: object) -> TrainingError:
+    return TrainingError(
+        f"the part {name!r} is a {type(part).__name__}: it has no state_dict() and load_state_dict()",
+        hint="put it into an object that has both: one gives plain values, tensors and arrays, the other takes them",
+    )
+
+
 def made_inside(optimizer: str, shape: tuple[int, ...]) -> TrainingError:
     return TrainingError(
         f"{optimizer} was given a parameter of shape {shape} that was made, or put into a model, in the body of a loop",
@@ -241,6 +260,16 @@ def changed_in_pass(step: int, names: list[str]) -> TrainingError:
         f"step {step}: {', '.join(names[:3])}{more} changed in a pass through the body that is not the last of its "
         "step: how often that happens depends on the number of workers",
         hint="change it `if batch.last:`, after step() (an average of the weights, a target that follows, a count)",
+    )
+
+
+def buffer_changed_in_pass(step: int, names: list[str]) -> TrainingError:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return TrainingError(
+        f"step {step}: {', '.join(names[:3])}{more} changes in every forward pass, and with more workers a step takes "
+        "fewer of them",
+        hint="leave per_worker and accumulate out; or change it once a step, `if batch.last:` after step(); or, where "
+        "training does not depend on it, name it in job.model(…, local=[…])",
     )
 
 
@@ -295,8 +324,18 @@ def replicas_differ(names: tuple[str, ...], since: int, applied: int) -> Trainin
         f"{applied}",
         hint="usual causes: a decision on the loss of this worker's samples alone, or on an evaluation with BatchNorm, "
         "whose statistics are each worker's own; code that depends on job.rank; gradients that did not come from "
-        "backward(); a buffer, or a kept part, that depends on the samples (job.model(…, local=[…]), "
-        "job.keep(…, local=True); or exchange it with job.all_reduce)",
+        "backward(); what an optimizer of its own kind keeps outside of its `state`; a buffer, or a kept part, that "
+        "depends on the samples (job.model(…, local=[…]), job.keep(…, local=True); or exchange it with job.all_reduce)",
+    )
+
+
+def other_loop(loop: int, here: str, there: str) -> TrainingError:
+    return TrainingError(
+        f"the workers of the job differ in loop {loop}: here, on a worker that came later, it has {here}; on others it "
+        f"has {there}",
+        hint=f"{_SAME_LOOPS}; data that the script makes from its model between loops (pseudo labels) is to be made on "
+        "all workers from the same model: those who come later have the weights of this moment, so register what was "
+        "made with job.keep()",
     )
 
 
@@ -309,12 +348,7 @@ def alike(found: Flags, size: int, loop: int, step: int, plan: str) -> None:
     if 0 < skipped < size:
         raise went_on_without_backward(step, f"{skipped} of {size} workers")
     if not found.same_sign(size):
-        raise TrainingError(
-            f"the workers of the job differ in loop {loop}: here it has {plan}",
-            hint="give all workers the same dataset and the same arguments of batches(): seed what splits or shuffles "
-            "data, and sort what comes from a set or a folder; a sampler runs on each of them, with random, "
-            "numpy.random and torch seeded by (seed, epoch), and must give all the same order",
-        )
+        raise TrainingError(f"the workers of the job differ in loop {loop}: here it has {plan}", hint=_SAME_LOOPS)
     if not found.same_steps(size):
         raise TrainingError(
             f"step {step - 1}: some workers called step() of an optimizer more often than others", hint=_ALIKE

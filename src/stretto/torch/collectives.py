@@ -10,13 +10,15 @@ travel with the state, so whoever missed one, or comes later, gets it from there
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import struct
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stretto.torch import beside
+from stretto.torch import beside, chance
 from stretto.torch.checks import TrainingError
 from stretto.torch.data import Part
 from stretto.torch.groups import Group, GroupBroken
@@ -37,6 +39,8 @@ MOST_KEPT = 1 << 26
 _REPLY_BYTES = 1 << 10
 """That each takes besides."""
 _OPERATIONS = ("sum", "mean", "max", "min")
+_STAMP = struct.Struct(">Q")
+"""A generation, in an order of bytes in which the first is the least."""
 
 
 class Share(NamedTuple):
@@ -77,8 +81,10 @@ class Collectives:
         """Calls since `_key` is as it is."""
         self._key = (-1, -1, -1)
         self._kept_bytes = 0
-        self.acts = False
+        self._acts = False
         """Something runs that only some workers do, or that is done once a step is applied."""
+        self._functions = 0
+        """Of the script, called for what this pass exchanges."""
         self.waits = False
         """Whether this worker waits for the others. Of any thread."""
 
@@ -89,7 +95,7 @@ class Collectives:
         if first or phase != self._phase:
             self._kept, self._passes, self._phase, self._own = [], 0, phase, 0
         self._own += len(part.indices)
-        self._pass, self._calls = _Pass(part, rows, self._own, last, several), 0
+        self._pass, self._calls, self._functions = _Pass(part, rows, self._own, last, several), 0, 0
         self._passes += 1
 
     def end(self) -> None:
@@ -111,7 +117,7 @@ class Collectives:
             return pack(Leaves(self._made(value)).plain())
 
         call = f"all_reduce(…, {operation!r})"
-        return self._numbered(call, contribute, lambda each: _summed(call, operation, each), not callable(value))
+        return self._numbered(call, contribute, lambda each: _summed(call, operation, each), value)
 
     def all_gather(self, rows: Any) -> Any:
         """The rows of all workers, in the order of the global batch."""
@@ -120,7 +126,7 @@ class Collectives:
             def contribute() -> bytes:
                 return pack(_rows(self._made(rows)).detach())
 
-            return self._numbered("all_gather(…)", contribute, _together, not callable(rows))
+            return self._numbered("all_gather(…)", contribute, _together, rows)
         given = _rows(self._made(rows))
         self._refuse_passes("all_gather")
         if given.requires_grad and torch.is_grad_enabled():
@@ -135,7 +141,7 @@ class Collectives:
             return pack(self._made(value)) if self._job.rank == 0 or self._on_its_way() else b""
 
         if not self._inside("broadcast"):
-            return self._numbered("broadcast(…)", contribute, lambda each: each[0], not callable(value))
+            return self._numbered("broadcast(…)", contribute, lambda each: each[0], value)
         self._refuse_passes("broadcast")
         told = self._in_body("broadcast(…)", contribute)
         given = pack(self._made(value)) if told is None else told[0]
@@ -144,7 +150,7 @@ class Collectives:
     def barrier(self) -> None:
         """Wait for all workers."""
         if not self._inside("barrier"):
-            self._numbered("barrier()", lambda: b"", lambda _: pack(None), False)
+            self._numbered("barrier()", lambda: b"", lambda _: pack(None), None)
             return
         self._refuse_passes("barrier")
         self._in_body("barrier()", lambda: b"")
@@ -154,6 +160,7 @@ class Collectives:
     def _inside(self, name: str) -> bool:
         """Whether the script is in a loop's body; where it may not call this it gets an error."""
         self._job.refuse_forks()
+        self._job.refuse_threads(f"job.{name}()")
         self.refuse_inside(f"job.{name}()")
         if self._pass is not None:
             self._job.uses_late()
@@ -161,7 +168,7 @@ class Collectives:
 
     def refuse_inside(self, what: str) -> None:
         """Of something that only some workers call."""
-        if self.acts:
+        if self._acts:
             raise TrainingError(
                 f"{what} in a function that is called after a step, by the leader alone, or by another exchange",
                 hint="call it in the loop's body or between loops, and use its result in the function",
@@ -171,11 +178,23 @@ class Collectives:
         """A value, or what a function of the script returns, which exchanges nothing itself."""
         if not callable(value):
             return value
-        acts, self.acts = self.acts, True
+        job = self._job
+        with self.by_oneself():
+            if self._pass is None:
+                # Its random numbers are those of this call: see `_numbered`.
+                return value()
+            self._functions += 1
+            with chance.apart(job.device, job.loop_seed, *job.cursor[:2], self._phase, self._functions):
+                return value()
+
+    @contextlib.contextmanager
+    def by_oneself(self) -> Iterator[None]:
+        """What runs inside is not done by all workers, or not equally often: it exchanges nothing."""
+        acts, self._acts = self._acts, True
         try:
-            return value()
+            yield
         finally:
-            self.acts = acts
+            self._acts = acts
 
     def _refuse_passes(self, name: str) -> None:
         assert self._pass is not None
@@ -378,10 +397,28 @@ class Collectives:
         return job.world is not None and job.cursor.loop > job.between_key()[0]
 
     def _numbered(
-        self, call: str, contribute: Callable[[], bytes], join: Callable[[list[bytes]], bytes], fixed: bool
+        self, call: str, contribute: Callable[[], bytes], join: Callable[[list[bytes]], bytes], value: Any
     ) -> Any:
-        """The result of a call between loops, made by `join` of what everybody gave. `fixed`: that cannot be made again
-        for fewer workers."""
+        """The result of a call between loops, made by `join` of what everybody gave of a value. What a function of the
+        script returns can be made again for other workers. It may draw random numbers: on all workers generators are
+        where the call sets them, whether they have called it, called it twice, or only got the result."""
+        if not callable(value):
+            return self._agreed(call, contribute, join, fixed=value is not None)
+        job = self._job
+        job.be_between(call)
+        place = (job.between_key(), self._between if job.between_key() == self._key else 0, job.device)
+
+        def made() -> bytes:
+            chance.begin_exchange(*place)
+            return contribute()
+
+        found = self._agreed(call, made, join, fixed=False)
+        chance.begin_exchange(*place, over=True)
+        return found
+
+    def _agreed(
+        self, call: str, contribute: Callable[[], bytes], join: Callable[[list[bytes]], bytes], *, fixed: bool
+    ) -> Any:
         job = self._job
         job.be_between(call)
         key = job.between_key()
@@ -389,7 +426,9 @@ class Collectives:
             self._key, self._between = key, 0
         number, self._between = self._between, self._between + 1
         about = f"{call} between loops, at {key[0]}.{key[1]}.{key[2]}"
-        size = job.size
+        # Whoever comes in while this is repeated may have what another has given already.
+        stamp = _STAMP.pack(job.generation if fixed else 0)
+        members = job.members
         while True:
             known = [one for one in job.holder.replies if one.key == key]
             if number < len(known):
@@ -402,19 +441,21 @@ class Collectives:
             if self._on_its_way():
                 return moved(unpack(join([contribute()])), job.device)
             group = job.world.group if job.world is not None else None
-            if fixed and job.size < size:
-                size = job.size
+            if fixed and not members <= job.members:
+                members &= job.members
                 print(
-                    f"stretto: a worker was lost in job.{call}: it is repeated with what those that are left ({size}) "
-                    "have; given a function instead of a value, it would be computed anew",
+                    f"stretto: a worker was lost in job.{call}: it is repeated with what those that are left "
+                    f"({len(members)}) have; given a function instead of a value, it would be computed anew",
                     flush=True,
                 )
             if group is None:
                 self._keep(key, about, join([contribute()]))
                 continue
             try:
-                told = self._exchange(group, about, contribute())
-                self._keep(key, about, join([one.given for one in told]))
+                told = self._exchange(group, about, stamp + contribute())
+                first = min(one.given[: _STAMP.size] for one in told)
+                given = [one.given[_STAMP.size :] for one in told if one.given.startswith(first)]
+                self._keep(key, about, join(given))
                 # Nobody goes on, to its end perhaps, before all have it.
                 self._exchange(group, about, b"")
             except GroupBroken as broken:
@@ -437,8 +478,8 @@ class Collectives:
                 f"job.{about} gives {len(result) / 2**20:.1f} MiB",
                 hint="between loops at most 1 MiB: do it in the body of a loop, in pieces",
             )
+        self._job.holder.add_reply(Reply(key, about, torch.frombuffer(bytearray(result), dtype=torch.uint8)))
         replies = self._job.holder.replies
-        replies.append(Reply(key, about, torch.frombuffer(bytearray(result), dtype=torch.uint8)))
         self._kept_bytes += len(result) + _REPLY_BYTES
         if self._kept_bytes > MOST_KEPT:
             self._kept_bytes = sum(len(one.result) + _REPLY_BYTES for one in replies)

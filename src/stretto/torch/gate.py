@@ -79,7 +79,7 @@ def optimizer(given: torch.optim.Optimizer, gate: Gate, before: Callable[[], Non
         if not gate.steps_now:
             return None
         if closure is not None:
-            raise TypeError("optimizers that call a closure (LBFGS) evaluate the model several times: not supported")
+            raise checks.closure(type(given).__name__)
         before()
         if not gate.steps_now:
             return None

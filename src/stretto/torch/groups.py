@@ -414,7 +414,7 @@ class Group:
         if self._visitor is None:
             return
         self._visitor.deadline = time.monotonic() + self.link_s
-        with contextlib.suppress(OSError):
+        try:
             if self._place != self._said:
                 self._said, self._looks = self._place, 0
                 doing = f"{self._place} {self._doing}"
@@ -426,6 +426,18 @@ class Group:
             here = f"{self._place} "
             if any(other and other.startswith(here) and other != here + self._doing for other in said):
                 raise OutOfStep(self._doing)
+        except OSError:
+            self._visit_again(self._visitor)
+
+    def _visit_again(self, late: Visitor) -> None:
+        """A connection on which an answer was too late cannot be used any more."""
+        self._visitor, self._said = None, ""
+        late.close()
+        if self.broken is None:
+            visitor = Visitor(self.addresses[0], self.generation)
+            with contextlib.suppress(OSError):
+                visitor.open(time.monotonic() + self.link_s)
+                self._visitor = visitor
 
     def _start(self, kind: str, tensor: torch.Tensor, start: Callable[[Any], Any]) -> Pending:
         if self.broken is not None:

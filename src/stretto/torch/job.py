@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -37,13 +39,25 @@ from stretto.torch.checkpoints import EVERY_S, KEEP, Checkpoints
 from stretto.torch.checks import TrainingError
 from stretto.torch.collectives import Collectives
 from stretto.torch.data import Batch, Part, Reader, Turn, TurnReader
+from stretto.torch.deeds import Asked, Deeds
 from stretto.torch.flags import Flags
 from stretto.torch.frozen import Frozen
 from stretto.torch.gate import Gate
 from stretto.torch.groups import GroupBroken
 from stretto.torch.leash import Leash
 from stretto.torch.loops import Batches
-from stretto.torch.net import MOST_STEPS, SHARE, Net, Options, Seldom, kind_of_machine, statistics, sums
+from stretto.torch.net import (
+    MOST_STEPS,
+    SHARE,
+    Net,
+    Options,
+    Seldom,
+    Sized,
+    forward_sums,
+    kind_of_machine,
+    statistics,
+    sums,
+)
 from stretto.torch.packing import pack, unpack
 from stretto.torch.phases import Phase, Phases
 from stretto.torch.plan import Plan, TurnPlan
@@ -102,20 +116,16 @@ class Job:
         self._frozen = Frozen(self._thaw)
         self._inside = False
         self._in_body = False
+        self._asked_loop: weakref.ref[Generator[Any, None, None]] | None = None
+        """The last of which a `for` or a `next` has asked for a batch. It ends when the script lets go of it."""
+        self._paused = False
+        """Whether the script is out of its body, and may come back."""
         self._exits_in_body = False
         self._passed = False
         self._reduced: list[int] = []
         self._thread = 0
         """That goes through the loop under way."""
-        self._to_save: dict[Path, None] = {}
-        self._after_step: list[Callable[[], Any]] = []
-        self._when_leader: list[Callable[[], Any]] = []
-        self._for_leader: list[Callable[[], Any]] = []
-        """To be done by the leader when this step is applied."""
-        self._owed: list[Callable[[], Any]] = []
-        """Of the last step: done, unless its leader was lost in it."""
-        self._steps_owed = 0
-        self._stopping = self._stop_asked = False
+        self._deeds = Deeds(self)
         self._left = False
         """The script has left the loop under way, by `break`."""
         self._steps_before = 0
@@ -134,14 +144,15 @@ class Job:
         self._grouped = 0
         """Parameters that the optimizers have."""
         self._metrics: dict[str, float] = {}
-        self._lost_in_break: GroupBroken | None = None
+        self._failed_in_break: BaseException | None = None
+        """What went wrong as the script left its loop, where Python lets nobody know."""
         self._broke_off = False
         """Whether the script left its loop between the passes of a step."""
         self._helpers = 0
         """Schedulers and scalers when the batch began."""
         self._net = Net(holder, bitwise=virtual_ranks > 0)
         self._proof: Proof | None = None
-        self._collectives = Collectives(self)
+        self.collectives = Collectives(self)
         self._fingerprint_at_first: dict[str, str] = {}
         self._loops_behind = 0
         """Loops that the script has left, or passed over."""
@@ -157,7 +168,7 @@ class Job:
 
     def _waits(self) -> bool:
         group = self.world.group if self.world is not None else None
-        waits = self._collectives.waits or (group is not None and group.waits)
+        waits = self.collectives.waits or (group is not None and group.waits)
         return waits or (isinstance(self.reducer, Reducer) and self.reducer.awaits_others)
 
     # Where this worker is.
@@ -183,6 +194,16 @@ class Job:
         return self.world.size if self.world is not None else 1
 
     @property
+    def members(self) -> set[str]:
+        """The workers that train at this moment."""
+        return set(self.world.member.members) if self.world is not None else set()
+
+    @property
+    def loop_seed(self) -> int:
+        """Of the loop under way."""
+        return self._plan.loop.seed if self._plan is not None else 0
+
+    @property
     def generation(self) -> int:
         return self.world.member.generation if self.world is not None else 0
 
@@ -192,9 +213,14 @@ class Job:
         return self._passed and not self.generation
 
     @property
+    def in_loop(self) -> bool:
+        """Whether a loop is under way: the script is in its body, or about to ask for its next batch."""
+        return self._inside
+
+    @property
     def step(self) -> int:
         """Steps applied so far, over all loops; in what `on_leader` calls, the first step that this leader tells of."""
-        return self.cursor.applied - self._steps_owed
+        return self.cursor.applied - self._deeds.steps_owed
 
     # What belongs to the job.
 
@@ -205,7 +231,7 @@ class Job:
             raise checks.wrapped(type(module).__name__)
         self._refuse_inside(f"a {type(module).__name__}")
         module.to(self.device)
-        syncnorm.adopt(module, self._collectives)
+        syncnorm.adopt(module, self.collectives)
         self._net.local[len(self.holder.models)] = list(local)
         self.holder.models.append(module)
         return module
@@ -221,6 +247,8 @@ class Job:
         """Register anything else with a state: it travels to newcomers and into checkpoints, and is rolled back. It
         must be alike on all workers, unless it is `local`."""
         self._refuse_inside(f"the part {name!r}")
+        if not all(callable(getattr(extra, method, None)) for method in ("state_dict", "load_state_dict")):
+            raise checks.no_state(name, extra)
         if name in self.holder.extras:
             raise TrainingError(f"there is a part called {name!r} already", hint="give every part a name of its own")
         self.holder.extras[name] = extra
@@ -243,6 +271,7 @@ class Job:
             gates.let_go(part)
 
     def _refuse_inside(self, what: str) -> None:
+        self._leave_paused()
         if self._in_body:
             raise checks.registered_inside(what)
 
@@ -268,7 +297,7 @@ class Job:
     def on_leader(self, act: Callable[[], Any]) -> None:
         """Have this done by the leader, before its first batch: to open a writer, for instance. If another worker
         becomes the leader later, it does it then."""
-        self._when_leader.append(act)
+        self._deeds.begin_with(act)
 
     def every(self, steps: int) -> bool:
         """In the body, after `step()`: whether this is the last pass of every so many steps, and its step was applied.
@@ -285,7 +314,7 @@ class Job:
         if not self._in_body:
             act()
         elif self._counts_once():
-            self._after_step.append(act)
+            self._deeds.ask_all(act)
 
     def once_by_leader(self, act: Callable[..., Any], *given: Any) -> None:
         """In the body: have the leader call this after the step, once; if it is lost in that very step, its successor
@@ -294,7 +323,7 @@ class Job:
             if self.leader:
                 act(*given)
         elif self._counts_once():
-            self._for_leader.append(lambda: act(*given))
+            self._deeds.ask_leader(lambda: act(*given))
 
     def _counts_once(self) -> bool:
         """In the last pass, also where its gradient did not arrive: others may have the step applied."""
@@ -306,27 +335,34 @@ class Job:
         """The sum over all workers, or the `mean`, `max` or `min`, of a tensor, a number, or a dict or list of these.
         In a loop's body it is over the global batch: a mean weighs each worker's value by its samples. Sums and means
         have gradients. Between loops `value` may be a function: it is called again if a worker is lost meanwhile."""
-        return self._collectives.all_reduce(value, operation)
+        return self.collectives.all_reduce(value, operation)
 
     def all_gather(self, rows: Any) -> Any:
         """The rows of all workers: in a loop's body those of the global batch in its order, with gradients; each worker
         may have another number of them. Between loops `rows` may be a function, as for `all_reduce`."""
-        return self._collectives.all_gather(rows)
+        return self.collectives.all_gather(rows)
 
     def broadcast(self, value: Any) -> Any:
         """What the leader has: tensors and plain values, or a function, which the leader calls (and, in a body, others
         in a batch that counts for nothing)."""
-        return self._collectives.broadcast(value)
+        return self.collectives.broadcast(value)
 
     def barrier(self) -> None:
         """Wait until all workers are here."""
-        self._collectives.barrier()
+        self.collectives.barrier()
 
     def refuse_forks(self) -> None:
         """What a child of the script's process holds is its parent's."""
         if os.getpid() != self._process:
             raise TrainingError(
                 "a forked process cannot train in its parent's job", hint="train, and exchange, in the one that joined"
+            )
+
+    def refuse_threads(self, what: str) -> None:
+        """While a loop is under way: others than the one that goes through it."""
+        if self._thread not in (0, threading.get_ident()):
+            raise TrainingError(
+                f"{what} in another thread than that of the loop", hint="exchange in the thread that takes the batches"
             )
 
     def be_between(self, call: str) -> None:
@@ -360,8 +396,15 @@ class Job:
             self._resume(self.world.recover(self.cursor, cause))
         finally:
             self.world.between = False
+        self._stand_in(self.world)
         if not between:
             self._watch()
+
+    def _stand_in(self, world: World) -> None:
+        """After a loss: the leader may not know that the last step was applied."""
+        if world.stands_in:
+            world.stands_in = False
+            self._deeds.stand_in()
 
     def between_key(self) -> tuple[int, int, int]:
         return (self._loops, *self._epoch_at)
@@ -394,26 +437,17 @@ class Job:
     def stop(self) -> None:
         """End the loop for all workers, at the same step: the next boundary at which all know of it."""
         if self._in_body:
-            # It counts if the batch does.
-            self._stop_asked = True
+            self._deeds.stop = True
         else:
-            self._stopping = True
+            self.holder.stopping = True
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the whole state to a file, from one worker."""
-        self._to_save[Path(path)] = None
+        """Write the whole state to a file, from one worker; in the body of a loop at the batch's end, when state and
+        cursor agree."""
+        self._leave_paused()
+        self._deeds.ask_file(Path(path))
         if not self._in_body:
-            self._save()
-
-    def _save(self) -> bool:
-        """What was asked for; in the body of a batch it waits for the batch's end, when state and cursor agree. Whether
-        there was anything."""
-        from stretto.torch.checkpoints import write_file
-
-        wanted, self._to_save = self._to_save, {}
-        for path in wanted if self.rank == 0 else ():
-            write_file(path, *self.holder.take(self.cursor))
-        return bool(wanted)
+            self._deeds.save()
 
     def restore(self, path: str | os.PathLike[str], *, position: bool = True) -> None:
         """Take over a state that `save` wrote, and go on where it was written (unless `position` is false); before the
@@ -527,17 +561,42 @@ class Job:
         return self._made(TurnPlan(loop, self.virtual_ranks), TurnReader(loop))
 
     def _made(self, plan: Plan, reader: Reader) -> Batches[Any]:
-        return Batches(plan.loop, self._attempts.made(self._loop(plan, reader)))
+        return Batches(plan.loop, self._attempts.made(self._loop(plan, reader)), self)
+
+    def goes_on(self, loop: Generator[Any, None, None]) -> None:
+        """The script asks for the next batch of this loop."""
+        if self._asked_loop is None or self._asked_loop() is not loop:
+            self._asked_loop = weakref.ref(loop)
+        self._paused = False
+
+    def pauses(self, loop: Generator[Any, None, None]) -> None:
+        """A `for` over this loop has ended by `break`, and a variable holds the loop: the script may come back to it,
+        unless it calls what is for others than its body."""
+        if self._asked_loop is None or self._asked_loop() is not loop or not (self._inside and self._in_body):
+            return
+        self._in_body, self._paused = False, True
+        self.collectives.end()
+        if self.reducer is not None and self.reducer.failed is not None:
+            # What the script does next must not be done with what others have one step more of.
+            self._leave_paused()
+
+    def _leave_paused(self) -> None:
+        loop = self._asked_loop() if self._paused and self._asked_loop is not None else None
+        self._paused = False
+        if loop is not None:
+            loop.close()
 
     def _loop(self, plan: Plan, reader: Reader) -> Generator[Any, None, None]:
         self.refuse_forks()
-        self._collectives.refuse_inside("a loop")
+        self.collectives.refuse_inside("a loop")
         self._attempts.begins()
         self._close_last_loop()
         # Not when it was made: what is never gone through is no loop.
         number, self._loops = self._loops, self._loops + 1
         recording.enter(self)
         loop, self._plan = plan.loop, plan
+        if self.world is not None:
+            self.world.says = number, plan.fixed
         self._prepare(number, loop)
         if self._comes_late(number):
             yield from self._rehearse(plan, reader)
@@ -562,7 +621,7 @@ class Job:
                 cut = self._follow(plan, reader)
                 continue
             if self.rank == 0:
-                self._lead()
+                self._deeds.lead()
             weight = self._begin([part.share for part in parts], plan.batches(step))
             options = Options(self.holder) if len(parts) > 1 else None
             for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
@@ -570,7 +629,7 @@ class Job:
                 batch.last = i == len(parts) - 1
                 self._in_body, self._exits_in_body, self._thread = True, False, threading.get_ident()
                 looks = not batch.last and (self._watched <= _WATCHED or (i == 0 and self._looks.due()))
-                before = self._looks.timed(self._sums) if looks else {}
+                before = self._looks.timed(self._sums) if looks else None
                 try:
                     yield batch
                 except GeneratorExit:
@@ -581,11 +640,11 @@ class Job:
                 finally:
                     if self._loops == number + 1:
                         self._in_body = False
-                        self._collectives.end()
+                        self.collectives.end()
                 if self._loops != number + 1:
                     raise checks.two_loops()
-                if before:
-                    self._check_unchanged(before, self._looks.timed(self._sums))
+                if before is not None:
+                    self._check_unchanged(*before, *self._looks.timed(self._sums))
                 if options is not None and (moved := options.moved(last=batch.last)):
                     raise checks.changed_in_pass(step, moved)
             self.gate.end()
@@ -626,7 +685,7 @@ class Job:
             raise
         self._watchdog.enter()
         self._attempts.put_back(self.holder)
-        self._save()
+        self._deeds.save()
         if self._settled is not None:
             self._move_on(*self._settled)
 
@@ -684,7 +743,7 @@ class Job:
                 self.reducer.accumulate(1.0)
             self.gate.begin(first=True, last=False)
             rows = plan.rows(part)
-            self._collectives.begin(part, rows, first=True, last=False, several=plan.in_passes)
+            self.collectives.begin(part, rows, first=True, last=False, several=plan.in_passes)
             self._phases.rehearse(part)
             self._fed, self._noises, self._in_body = part, 0, True
             try:
@@ -695,8 +754,8 @@ class Job:
                     hint="call job.stop() to end a loop early",
                 ) from None
             finally:
-                self._in_body = self._stop_asked = False
-                self._collectives.end()
+                self._in_body = self._deeds.stop = False
+                self.collectives.end()
         self.gate.end()
         self._take_back(rehearsal=True)
 
@@ -713,7 +772,7 @@ class Job:
             # By hand nothing travels, and yet what could not is said.
             dismantle({name: extra.state_dict() for name, extra in self.holder.extras.items()})
         for model in self.holder.models:
-            syncnorm.adopt(model, self._collectives)
+            syncnorm.adopt(model, self.collectives)
         self.holder.helpers()
         self.holder.loop = number
         ours = self.holder.parameters()
@@ -737,8 +796,6 @@ class Job:
             self.reducer.broke = self._undo.hold
             self.gate.arrived = lambda: self.reducer is None or self.reducer.failed is None
         self._watch_frozen()
-        if self.passes is not None:
-            self.passes.seed = loop.seed
 
     def _enter(self, number: int, loop: AnyLoop) -> bool:
         """Be in this loop; False if the job is past it."""
@@ -755,15 +812,9 @@ class Job:
         if self.world is not None and self.world.again:
             self._resume(self.world.share_again(self.cursor))
         self.holder.arrive()
+        self.holder.forget_statistics(number)
         if self.world is None:
             return True
-        if loop.size < self.size or 0 < self.virtual_ranks < self.size:
-            least = min(loop.size, self.virtual_ranks or loop.size)
-            raise TrainingError(
-                f"the global batch has {least} {'virtual ranks' if least < loop.size else 'samples'}, "
-                f"the job {self.size} workers",
-                hint="use more of them, or fewer workers",
-            )
         self._watch()
         self.world.pace.begin()
         self._watchdog.enter()
@@ -776,6 +827,9 @@ class Job:
         if self.cursor.loop < number:
             # All who held state are gone since it passed over those loops: it cannot go back, but another one can.
             self.world.give_up(Evicted(f"the job begins again in loop {self.cursor.loop}, which it has passed over"))
+        if self.cursor.loop == self.world.member.loops_done - 1:
+            # The others are at its end.
+            self._share_statistics(self.world, self.cursor.loop)
         self._open_ledger()
 
     def _look_at_parameters(self) -> None:
@@ -911,10 +965,11 @@ class Job:
         self._fed, self._noises = part, 0
         several = self._plan is not None and self._plan.in_passes
         rows = self._plan.rows(part) if self._plan is not None else len(part.indices)
-        self._collectives.begin(part, rows, first=first, last=last, several=several, phase=phase)
-        if self.passes is None and self._plan is not None:
+        self.collectives.begin(part, rows, first=first, last=last, several=several, phase=phase)
+        if self._plan is not None:
             seed, loop = self._plan.loop.seed, self.cursor.loop
-            chance.begin_pass(seed, loop, part.step, part.first, self.device, phase)
+            place = max(part.virtual, 0) if self.virtual_ranks else part.first
+            chance.begin_pass(seed, loop, part.step, place, self.device, phase)
         if self.world is not None:
             self._watchdog.moves()
 
@@ -936,7 +991,7 @@ class Job:
     def _flags(self) -> Flags:
         return Flags.of(
             ahead=self.world.offset() if self.world is not None else 0,
-            stop=self._stopping,
+            stop=self.holder.stopping,
             steps=self._steps_before,
             sign=self._plan.sign(self.cursor.step) if self._plan is not None else 0,
             compare=self.size > 1 and self.rank == 0 and self._wants_comparison(),
@@ -944,8 +999,7 @@ class Job:
 
     def _wants_comparison(self) -> bool:
         """After the next step, as the leader: newcomers do not know what there is to compare."""
-        loop = self._plan.loop if self._plan is not None else None
-        last = loop is not None and not loop.has(self.cursor.step + 1)
+        last = self._plan is not None and self.cursor.step + 1 >= self._plan.loop.known_end
         return self._net.wanted(self.generation) or (last and (self._net.stepped or self._steps_before > 0))
 
     def _settle(self) -> bool:
@@ -965,13 +1019,12 @@ class Job:
         self._undo.look()
         if reducer.failed is not None:
             assert world is not None
-            asked, before = (self._after_step, self._for_leader), self.cursor.applied
+            asked, before = self._deeds.take(), self.cursor.applied
             self._take_back()
             self.recover(reducer.failed)
             if self.cursor.applied > before:
                 # Others had the gradient, and have applied the step.
-                self._after_step, self._for_leader = asked
-                self._act()
+                self._catch_up(asked)
             return False
         # Alone, too, a stop takes effect one step later: the result must not depend on the number of workers.
         found = self._sent if alone else Flags._make(reducer.flags)
@@ -985,11 +1038,11 @@ class Job:
         if not alone and not recording.compares():
             self._compare(found)
             self._judge_proof()
-        self._stopping |= self._stop_asked or recording.settled(self)
-        self._stop_asked = False
-        acted = self._act()
+        self.holder.stopping |= self._deeds.stop or recording.settled(self)
+        self._deeds.stop = False
+        acted = self._deeds.do()
         # What a trainer does between two attempts belongs to its step.
-        saved = not self._attempts.on and self._save()
+        saved = not self._attempts.on and self._deeds.save()
         plain = not acted and not saved
         if world is None:
             return bool(found.stop)
@@ -1017,6 +1070,7 @@ class Job:
             self._suspend(world)
         if world.member.urgent():
             self._resume(world.recover(self.cursor, None))
+            self._stand_in(world)
             self._watch()
         elif ahead and found.same_ahead(size):
             number = self.generation + ahead // size
@@ -1024,39 +1078,17 @@ class Job:
             self._watch()
             if self.generation == number:
                 # Nobody was lost: who led before has done it.
-                self._owed = []
+                self._deeds.settle_debts()
         else:
             if alone:
                 self._leash.pull()
             world.stepped(plain=plain)
         return False
 
-    def _act(self) -> bool:
-        """What was to be done once the step is applied; whether there was anything."""
-        acts, self._after_step = self._after_step, []
-        self._do(acts)
-        # Whoever led before took part in this step: what it owed it had done.
-        self._owed, self._for_leader = self._for_leader, []
-        asked = bool(acts or self._owed)
-        if self.rank == 0:
-            self._lead()
-        return asked
-
-    def _lead(self) -> None:
-        """What the leader is there for: what it was to begin with, and what is left to do of the last step."""
-        first, owed, self._when_leader, self._owed = self._when_leader, self._owed, [], []
-        self._steps_owed = int(bool(owed))
-        self._do(first)
-        self._steps_owed = 0
-        self._do(owed)
-
-    def _do(self, acts: list[Callable[[], Any]]) -> None:
-        self._collectives.acts = True
-        try:
-            for act in acts:
-                act()
-        finally:
-            self._collectives.acts = False
+    def _catch_up(self, asked: Asked) -> None:
+        """Others have applied the step in which a worker was lost."""
+        self._deeds.catch_up(asked)
+        self.holder.stopping |= asked.stop
 
     def _compare(self, found: Flags) -> None:
         """Whether all members hold the same after this step, where they all look."""
@@ -1088,31 +1120,38 @@ class Job:
         if found is not None:
             raise checks.replicas_differ(*found[0], found[1])
 
-    def _share_statistics(self, world: World) -> None:
-        """Between loops all have the leader's: what they evaluate there must not depend on who does it."""
-        group = world.group
-        if group is None or group.size == 1 or self.virtual_ranks:
-            return
-        own = statistics(self.holder, self._net.local)
-        if not own:
-            return
-        try:
-            told = group.all_gather_bytes(pack(own) if group.rank == 0 else b"")[0]
-        except GroupBroken:
-            # Those who are left find out in the next loop.
-            return
-        with torch.no_grad():
-            for buffer, given in zip(own, unpack(told), strict=True):
-                buffer.copy_(given)
+    def _share_statistics(self, world: World, loop: int) -> None:
+        """Between loops all have the leader's: what they evaluate there must not depend on who does it. If a worker is
+        lost meanwhile, it is that of those who are left, unless one of them has been told already."""
+        own = [] if self.virtual_ranks else statistics(self.holder, self._net.local)
+        while own and (told := self.holder.statistics_after(loop)) is None:
+            group = world.group
+            if group is None or group.size == 1:
+                return
+            try:
+                self.holder.keep_statistics(loop, group.all_gather_bytes(pack(own) if group.rank == 0 else b"")[0])
+                # Nobody goes on, to the script's end perhaps, before all have them.
+                group.all_gather_bytes(b"")
+            except GroupBroken as broken:
+                self.recover(broken, between=True)
+        if own:
+            assert told is not None
+            with torch.no_grad():
+                for buffer, given in zip(own, unpack(told), strict=True):
+                    buffer.copy_(given)
 
-    def _sums(self) -> dict[str, int]:
-        return sums(self.holder)
+    def _sums(self) -> tuple[dict[str, int], dict[Sized, int]]:
+        """Of what only the last pass of a step may change."""
+        return sums(self.holder), {} if self.virtual_ranks else forward_sums(self.holder, self._net.local)
 
-    def _check_unchanged(self, before: dict[str, int], after: dict[str, int]) -> None:
-        """By a pass that is not the last of its step."""
-        changed = [name for name, found in after.items() if found != before.get(name)]
-        if changed:
+    def _check_unchanged(
+        self, held: dict[str, int], buffers: dict[Sized, int], held_now: dict[str, int], buffers_now: dict[Sized, int]
+    ) -> None:
+        """By a pass that is not the last of its step. Buffers may appear, or grow, as they are needed."""
+        if changed := [name for name, found in held_now.items() if found != held.get(name)]:
             raise checks.changed_in_pass(self.cursor.step, changed)
+        if changed := [sized[0] for sized, found in buffers_now.items() if found != buffers.get(sized, found)]:
+            raise checks.buffer_changed_in_pass(self.cursor.step, changed)
 
     def _check_helpers(self) -> None:
         """Those who come later make theirs before their first batch."""
@@ -1206,8 +1245,7 @@ class Job:
                 self.reducer.fail(broken)
 
     def _take_back(self, *, rehearsal: bool = False) -> None:
-        self._to_save, self._after_step, self._for_leader = {}, [], []
-        self._stop_asked = False
+        self._deeds.drop()
         if self._proof is not None:
             self._proof.end()
             self._proof = None
@@ -1219,9 +1257,11 @@ class Job:
         """A generation was entered: go on from where it is."""
         if cursor.applied > self.cursor.applied:
             # Those who have done the step have told of it, or will.
-            self._owed = []
+            self._deeds.settle_debts()
         self.cursor = cursor
         self._steps_before = 0
+        # Not all know of the step before.
+        self._net.stepped = True
 
     def _watch(self) -> None:
         if self.world is not None:
@@ -1235,14 +1275,13 @@ class Job:
         number, generation = self.cursor.loop, self.generation
         if self.world is not None:
             self.cursor = self.world.end_loop(self.cursor, how)
+            self._stand_in(self.world)
             self._compare_left(self.world)
-            self._share_statistics(self.world)
+            self._share_statistics(self.world, number)
         if self.generation != generation:
             self._steps_before = 0
-        if self._owed and self.rank == 0:
-            self._lead()
-        self._owed = []
-        self._stopping = self._stop_asked = False
+        self._deeds.end()
+        self.holder.stopping = False
         if self.cursor.loop == self._loops - 1:
             self.cursor = Cursor(self._loops, 0, self.cursor.applied)
         self._leave_behind(number)
@@ -1255,22 +1294,32 @@ class Job:
             self._proof.end()
             self._proof = None
         reducer = self.reducer
-        self._lost_in_break = reducer.failed if reducer is not None else None
-        if self._lost_in_break is not None:
-            self._take_back()
-        elif self.gate.steps and reducer is not None:
+        lost = reducer.failed if reducer is not None else None
+        try:
+            if lost is not None:
+                asked = self._deeds.take()
+                self._take_back()
+                self._find_last_step(lost, asked)
+            else:
+                self._count_break(reducer)
+        except BaseException as error:
+            # Python drops what is raised while a generator is closed.
+            self._failed_in_break = error
+        self._left = True
+        self._leave()
+
+    def _count_break(self, reducer: Reducer | VirtualReducer | None) -> None:
+        """The step in which the script left its loop, if it did one."""
+        if self.gate.steps and reducer is not None:
             loop, step, applied, over = self.cursor
             self.cursor = Cursor(loop, step + 1, applied + 1, over)
             self._learn_habits(reducer)
             if self._ledger is not None:
                 self._ledger.applied(loop, step, self.generation)
-        if self._lost_in_break is None:
-            if self.size > 1 and not recording.compares():
-                self._net.leave(self.generation, self.cursor.applied)
-            self._act()
-            self._save()
-        self._left = True
-        self._leave()
+        if self.size > 1 and not recording.compares():
+            self._net.leave(self.generation, self.cursor.applied)
+        self._deeds.do()
+        self._deeds.save()
 
     def _leave(self) -> None:
         """The script goes out of its loop."""
@@ -1279,35 +1328,51 @@ class Job:
         if self._plan is not None:
             chance.end_loop(self._plan.loop.seed, self.cursor.loop, self.device)
         if self.world is not None and self._inside:
-            if self._lost_in_break is None:
+            if self._failed_in_break is None:
                 self.world.say_loop_end(self.cursor, "break")
             self._watchdog.leave()
 
     def _close_last_loop(self) -> None:
         """A loop that was left by `break` ends when the script goes on."""
+        self._leave_paused()
         if self._in_body and self._inside:
             # Its batches were taken one by one.
             self._in_body = False
+            self.collectives.end()
             self._leave_early()
-        if self._broke_off:
-            raise checks.broke_off(self.cursor.step)
+        self._raise_of_break()
         if not self._in_body:
-            self._save()
+            self._deeds.save()
         if self._inside:
             self._attempts.put_back(self.holder)
             self._inside = False
-            self._find_last_step()
             self._end("break")
 
-    def _find_last_step(self) -> None:
+    def _raise_of_break(self) -> None:
+        """What was wrong with how the script left its loop."""
+        failed, self._failed_in_break = self._failed_in_break, None
+        if failed is not None:
+            if isinstance(failed.__context__, GeneratorExit):
+                failed.__context__ = None
+            raise failed
+        if self._broke_off:
+            raise checks.broke_off(self.cursor.step)
+
+    def _find_last_step(self, lost: GroupBroken, asked: Asked) -> None:
         """A worker was lost in the very step in which the script left its loop: whoever has it applied gives it to the
         others. If nobody has, the script does not come back to do it again, but those who come after it can."""
-        lost, self._lost_in_break = self._lost_in_break, None
-        if lost is None:
+        if self.world is None or self.world.closed:
             return
         before = self.cursor.applied
-        self.recover(lost)
-        if self.cursor.applied == before and self.world is not None:
+        try:
+            self.recover(lost)
+        except SystemExit:
+            # It was told to end, and nothing of the script may run any more.
+            sys.stdout.flush()
+            os._exit(0)
+        if self.cursor.applied > before:
+            self._catch_up(asked)
+        else:
             if self.checkpoints is not None and self.rank == 0:
                 self.checkpoints.write_now(self.cursor, self.generation)
             self.world.give_up(
@@ -1343,16 +1408,19 @@ class Job:
     def finish(self) -> None:
         """The script has ended by itself: well, unless a loop was under way."""
         goes_on = self.world is None or not self.world.closed
+        if goes_on:
+            self._leave_paused()
         if self._inside and self._exits_in_body and self._plan is not None and goes_on:
             raise checks.ended_inside(self.cursor.step, self._plan.loop.total_steps)
         if self._in_body and goes_on:
             # It took its batches one by one, and did not ask for another.
             self._in_body = False
+            self.collectives.end()
             self._leave_early()
-        if self._broke_off and goes_on:
-            raise checks.broke_off(self.cursor.step)
+        if goes_on:
+            self._raise_of_break()
         if self.world is None:
-            self._save()
+            self._deeds.save()
         self.close(Bye(reason="finished", loops=self._loops))
 
     def close(self, bye: Bye) -> None:

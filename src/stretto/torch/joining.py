@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from stretto.errors import StrettoError
 from stretto.runtime import address, watchdog
 from stretto.runtime.channel import NoCoordinator
 from stretto.runtime.member import Evicted
@@ -75,6 +76,7 @@ def join(
 
 
 _joined: Job | None = None
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def _end_with_a_word(job: Job) -> None:
@@ -86,6 +88,9 @@ def _end_with_a_word(job: Job) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, StopIteration) and job._passed_over:
             error.add_note(f"  hint: {checks.passed_over()}")
+        if isinstance(error, StrettoError):
+            trace = _of_the_script(trace)
+            error = error.with_traceback(trace)
         before(kind, error, trace)
         failed.set()
         if os.getpid() == process:
@@ -98,7 +103,7 @@ def _end_with_a_word(job: Job) -> None:
             job.finish()
         except Exception as error:
             # Too late to change the exit status in any other way.
-            traceback.print_exc()
+            traceback.print_exception(error.with_traceback(_of_the_script(error.__traceback__)))
             job.close(Bye(reason="error", text=f"{type(error).__name__}: {error}"))
             sys.stdout.flush()
             sys.stderr.flush()
@@ -108,6 +113,19 @@ def _end_with_a_word(job: Job) -> None:
     _note_exits(job)
     atexit.register(finish)
     os.register_at_fork(after_in_child=job.forget_parent)
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """Without the steps that lead from the script to what is wrong with it."""
+    steps: list[TracebackType] = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+            steps.append(trace)
+        trace = trace.tb_next
+    found: TracebackType | None = None
+    for step in reversed(steps):
+        found = TracebackType(found, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return found
 
 
 def _note_exits(job: Job) -> None:

@@ -7,8 +7,8 @@ checkpoint, could not tell how often that was. A second time is refused instead 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from inspect import GEN_CLOSED, getgeneratorstate
-from typing import Any, Generic, TypeVar
+from inspect import GEN_CLOSED, GEN_SUSPENDED, getgeneratorstate
+from typing import Any, Generic, Protocol, TypeVar
 
 from stretto.runtime.order import AnyLoop, Drawn
 from stretto.torch import checks
@@ -16,19 +16,31 @@ from stretto.torch import checks
 Given = TypeVar("Given", covariant=True)
 
 
-class Batches(Iterator[Given], Generic[Given]):
-    """An iterator that knows its length."""
+class Watcher(Protocol):
+    """The job of a loop."""
 
-    def __init__(self, loop: AnyLoop, generator: Generator[Any, None, None]) -> None:
-        self._loop = loop
+    def goes_on(self, loop: Generator[Any, None, None]) -> None:
+        """The script asks for the next batch."""
+
+    def pauses(self, loop: Generator[Any, None, None]) -> None:
+        """The script is not in the body any more."""
+
+
+class Batches(Iterator[Given], Generic[Given]):
+    """An iterator that knows its length. A `for` over it goes by a `Passage`, so that its end is noticed though a
+    variable may hold the loop: then the script is not in the body any more, and may come back or not."""
+
+    def __init__(self, loop: AnyLoop, generator: Generator[Any, None, None], watcher: Watcher) -> None:
+        self._loop, self._watcher = loop, watcher
         self.generator = generator
 
-    def __iter__(self) -> Batches[Given]:
+    def __iter__(self) -> Passage[Given]:
         if getgeneratorstate(self.generator) == GEN_CLOSED:
             raise checks.again()
-        return self
+        return Passage(self)
 
     def __next__(self) -> Given:
+        self._watcher.goes_on(self.generator)
         found: Given = next(self.generator)
         return found
 
@@ -37,3 +49,31 @@ class Batches(Iterator[Given], Generic[Given]):
         if isinstance(self._loop, Drawn):
             raise TypeError("a loop with a sampler has no length: its epochs are drawn as they come")
         return self._loop.total_steps
+
+    def left(self) -> None:
+        """A `for` has ended in the body."""
+        if getgeneratorstate(self.generator) == GEN_SUSPENDED:
+            self._watcher.pauses(self.generator)
+
+
+class Passage(Iterator[Given], Generic[Given]):
+    """Through a loop, for as long as a `for` lasts."""
+
+    def __init__(self, batches: Batches[Given]) -> None:
+        self._batches = batches
+        self._began = False
+
+    @property
+    def generator(self) -> Generator[Any, None, None]:
+        return self._batches.generator
+
+    def __iter__(self) -> Passage[Given]:
+        return self
+
+    def __next__(self) -> Given:
+        self._began = True
+        return next(self._batches)
+
+    def __del__(self) -> None:
+        if self._began:
+            self._batches.left()

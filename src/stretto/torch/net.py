@@ -192,7 +192,7 @@ def named(
     for optimizer in holder.optimizers:
         kind = type(optimizer).__name__
         for g, group in enumerate(optimizer.param_groups):
-            words, tensors = dismantle({key: value for key, value in group.items() if key != "params"})
+            words, tensors = dismantle({key: value for key, value in group.items() if key != "params"}, sort=True)
             yield f"the options of group {g} of {kind}", words
             for tensor in tensors:
                 yield f"the options of group {g} of {kind}", tensor
@@ -200,7 +200,7 @@ def named(
                 owner = names.get(id(parameter), "a parameter")
                 state = optimizer.state.get(parameter, {})
                 for key, value in state.items():
-                    words, tensors = ("", [value]) if isinstance(value, Tensor) else dismantle(value)
+                    words, tensors = ("", [value]) if isinstance(value, Tensor) else dismantle(value, sort=True)
                     parts: list[Piece] = [*tensors, words] if words else [*tensors]
                     for part in parts:
                         yield f"{key} of {owner} in {kind}", part
@@ -227,7 +227,7 @@ def _without_statistics(state: Any) -> Any:
 
 
 def _parts(name: str, state: Any) -> Iterator[tuple[str, Piece]]:
-    words, tensors = dismantle(state)
+    words, tensors = dismantle(state, sort=True)
     yield name, words
     for tensor in tensors:
         yield name, tensor
@@ -240,6 +240,22 @@ def sums(holder: Holder) -> dict[str, int]:
         prefix = f"{m}." if len(holder.models) > 1 else ""
         pieces += [(f"{prefix}{name}", parameter.detach()) for name, parameter in model.named_parameters()]
     return _by_name([*pieces, *_kept(holder)], checksum)
+
+
+Sized = tuple[str, tuple[int, ...]]
+"""A buffer by its name and its shape: one that grows is another."""
+
+
+def forward_sums(holder: Holder, local: dict[int, list[str]]) -> dict[Sized, int]:
+    """Checksums of the buffers that training may depend on. What norms gather of batches is for evaluation."""
+    return {
+        (f"{m}.{name}" if len(holder.models) > 1 else name, tuple(buffer.shape)): checksum([(name, buffer)])
+        for m, model in enumerate(holder.models)
+        for path, module in model.named_modules()
+        if not isinstance(module, _NormBase)
+        for name, buffer in _kept_buffers(path, module)
+        if not any(fnmatch.fnmatch(name, pattern) for pattern in local.get(m, ()))
+    }
 
 
 class Options:
@@ -290,9 +306,14 @@ def _saved_buffers(model: nn.Module, *, all_of_them: bool) -> Iterator[tuple[str
     for path, module in model.named_modules():
         if isinstance(module, OWN) and not isinstance(module, nn.SyncBatchNorm) and not all_of_them:
             continue
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                yield f"{path}.{name}" if path else name, buffer
+        yield from _kept_buffers(path, module)
+
+
+def _kept_buffers(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Those of one module that it saves."""
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            yield f"{path}.{name}" if path else name, buffer
 
 
 @torch.no_grad()

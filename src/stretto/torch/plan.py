@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from stretto.errors import UsageError
 from stretto.runtime.order import AnyLoop, Drawn, Loop, Order, Span, Turns, micro, owned, slice_of
 from stretto.torch import virtual
+from stretto.torch.bitwise import NOBODY
 from stretto.torch.data import IDLE, Batch, Part, Reader
 from stretto.torch.sampling import Source
 
@@ -61,6 +62,15 @@ class Plan:
         return (
             f"{loop.samples} samples, size {self.size}, {loop.epochs} epochs, seed {loop.seed}, "
             f"accumulate {self.accumulate}, {order}, drop_last {loop.drop_last}, data {self.data:08x}"
+        )
+
+    @property
+    def fixed(self) -> str:
+        """What of it is known before anything is read or drawn, in words."""
+        loop = self._samples
+        return (
+            f"{loop.samples} samples, size {loop.cut_into}, {loop.epochs} epochs, "
+            f"seed {loop.seed}, accumulate {self.accumulate}, drop_last {loop.drop_last}"
         )
 
     def sign(self, step: int) -> int:
@@ -139,6 +149,10 @@ class TurnPlan(Plan):
         """There is no data."""
 
     @property
+    def fixed(self) -> str:
+        return self.summary
+
+    @property
     def summary(self) -> str:
         return f"{self.loop.total_steps} steps, seed {self.loop.seed}"
 
@@ -147,7 +161,9 @@ class TurnPlan(Plan):
 
     def parts(self, step: int, place: int, places: int) -> list[Part]:
         if ranks := self.virtual_ranks:
-            return [Part(0, step, (one,), True, 1 / ranks, one, ranks) for one in owned(ranks, places)[place]]
+            owns = owned(ranks, places)[place]
+            turns = [Part(0, step, (one,), True, 1 / ranks, one, ranks) for one in owns]
+            return turns or [Part(0, step, (0,), False, 0.0, NOBODY, ranks)]
         share = 1 / places if place >= 0 else 0.0
         return [Part(0, step, (max(place, 0),), place >= 0, share, places=places, first=max(place, 0))]
 

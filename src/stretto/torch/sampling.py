@@ -111,6 +111,8 @@ def source(
         sampler, size, drop_last = batch_sampler.sampler, batch_sampler.batch_size, drop_last or batch_sampler.drop_last
         batch_sampler = None
     _check_order(sampler, batch_sampler, size, shuffle, drop_last)
+    if not samples:
+        raise UsageError("the dataset has no samples", hint="go through it only `if len(dataset):`")
     if sampler is None and batch_sampler is None and samples and size is not None and samples < size:
         raise UsageError(
             f"the dataset has {samples} samples, a global batch {size}",

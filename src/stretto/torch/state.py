@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stretto.errors import StrettoError
 from stretto.torch import epochs
 from stretto.torch.frozen import Trained
 
@@ -31,8 +32,10 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-class StateError(Exception):
+class StateError(StrettoError):
     """A state that cannot travel, or does not fit where it arrived."""
+
+    code = "state"
 
 
 class Reply(NamedTuple):
@@ -43,6 +46,10 @@ class Reply(NamedTuple):
     about: str
     result: Tensor
     """Packed."""
+
+
+_STATISTICS = (-2, -2)
+"""Stands for the epoch of a reply: what norms have gathered, told at the end of a loop."""
 
 
 class Holder:
@@ -63,7 +70,10 @@ class Holder:
         self.carries = False
         """Whether the gradients of the last batch may be added to by the next one."""
         self.trained = Trained()
+        self.stopping = False
+        """The script has asked to end the loop: all do at the next boundary at which they know of it."""
         self.replies: list[Reply] = []
+        self._replies_ever = 0
         self._ahead: tuple[str, list[Tensor]] | None = None
         """A state of a later loop: what the script does until it is there must not count."""
 
@@ -106,7 +116,8 @@ class Holder:
             "requires": [parameter.requires_grad for parameter in ours],
             "groups": [grouping(optimizer, ours) for optimizer in self.optimizers],
             "epochs": [list(place) for place in self.epochs],
-            **({"replies": [list(one) for one in self.replies]} if replies else {}),
+            **({"replies": [list(one) for one in self.replies], "told": self._replies_ever} if replies else {}),
+            "stopping": self.stopping,
             "unapplied": self.unapplied,
             "trained": [place for place, given in enumerate(ours) if id(given) in self.trained.ids],
             "gradients": [gradient_of(parameter, carried=self.carries) for parameter in ours],
@@ -119,11 +130,11 @@ class Holder:
         whole = assemble(skeleton, tensors)
         cursor: list[int] = whole["cursor"]
         if values_only:
-            for name in ("requires", "groups", "gradients", "epochs", "unapplied", "trained"):
+            for name in ("requires", "groups", "gradients", "epochs", "unapplied", "trained", "stopping"):
                 whole.pop(name, None)
             cursor[0] = self.loop
         elif "replies" in whole:
-            self.put_replies(whole["replies"])
+            self.put_replies(whole["replies"], whole.get("told", len(whole["replies"])))
         if cursor[0] <= self.loop:
             self._ahead = None
             self._load(whole)
@@ -134,20 +145,39 @@ class Holder:
             self._load(whole)
         return cursor
 
-    def put_replies(self, told: list[list[Any]]) -> None:
+    def put_replies(self, told: list[list[Any]], ever: int) -> None:
         self.replies = [Reply(tuple(key), about, result.cpu()) for key, about, result in told]
+        self._replies_ever = ever
 
-    def furthest_reply(self) -> list[int]:
-        """The last place with any, and how many there are; compares as the script goes."""
-        if not self.replies:
-            return []
-        last = max(one.key for one in self.replies)
-        return [*last, sum(one.key == last for one in self.replies)]
+    def add_reply(self, reply: Reply) -> None:
+        self.replies.append(reply)
+        self._replies_ever += 1
+
+    @property
+    def replies_ever(self) -> int:
+        """How many there were so far, forgotten ones too: whoever has more is further in the script."""
+        return self._replies_ever
+
+    def statistics_after(self, loop: int) -> bytes | None:
+        """What the leader's norms had gathered when this loop was over, if all were told; packed."""
+        key = (loop, *_STATISTICS)
+        return next((one.result.numpy().tobytes() for one in self.replies if one.key == key), None)
+
+    def keep_statistics(self, loop: int, told: bytes) -> None:
+        self.forget_statistics(loop)
+        key = (loop, *_STATISTICS)
+        self.add_reply(Reply(key, "the statistics of norms", torch.frombuffer(bytearray(told), dtype=torch.uint8)))
+
+    def forget_statistics(self, loop: int) -> None:
+        """Of earlier loops: all are in this one."""
+        self.replies = [one for one in self.replies if one.key[1:] != _STATISTICS or one.key[0] >= loop]
 
     def forget_replies(self, call: int, loop: int) -> None:
         """A call of `Job.epochs` comes to its next epoch, with which whoever comes later begins. Of the one before,
         which began with this loop, somebody may still need the last."""
-        self.replies = [one for one in self.replies if one.key[1] < call or one.key[0] >= loop]
+        self.replies = [
+            one for one in self.replies if one.key[1:] == _STATISTICS or one.key[1] < call or one.key[0] >= loop
+        ]
 
     def _load(self, whole: dict[str, Any]) -> None:
         helpers = self.helpers()
@@ -172,6 +202,7 @@ class Holder:
             part.load_state_dict(state)
             _keep_types(part, state)
         self.epochs, self.unapplied = epochs.read(whole.get("epochs", [])), whole.get("unapplied", False)
+        self.stopping = whole.get("stopping", False)
         if "trained" in whole:
             self.trained.put({id(ours[place]) for place in whole["trained"] if place < len(ours)})
         left = whole.get("gradients", ())
@@ -269,8 +300,9 @@ def _device_of(model: nn.Module, otherwise: Tensor) -> torch.device:
     return next(model.parameters(), otherwise).device
 
 
-def dismantle(value: Any) -> tuple[str, list[Tensor]]:
-    """Plain values as JSON, tensors apart; one that appears several times travels once."""
+def dismantle(value: Any, *, sort: bool = False) -> tuple[str, list[Tensor]]:
+    """Plain values as JSON, tensors apart; one that appears several times travels once. With `sort` dicts are in the
+    order of their keys, to be compared."""
     tensors: list[Tensor] = []
     seen: dict[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype], int] = {}
 
@@ -299,7 +331,8 @@ def dismantle(value: Any) -> tuple[str, list[Tensor]]:
         if isinstance(part, list):
             return [plain(item) for item in part]
         if isinstance(part, Mapping):
-            return {"dict": [[plain(key), plain(item)] for key, item in part.items()]}
+            items = sorted(part.items(), key=lambda item: repr(item[0])) if sort else part.items()
+            return {"dict": [[plain(key), plain(item)] for key, item in items]}
         raise foreign(part)
 
     return json.dumps(plain(value), separators=(",", ":")), tensors

@@ -1,24 +1,20 @@
 """Bitwise mode: the passes through the body belong to virtual ranks, whoever does them.
 
 The global batch is cut for a fixed number of virtual ranks. Each pass starts from the buffers and from random
-generators that depend on the step and the virtual rank alone; gradients and buffers are added up in the order of one
-tree (`bitwise`). So the result has the same bits for every number of workers and every history of resizes, on one kind
-of hardware, with one number of threads and deterministic kernels.
+generators (`chance`) that depend on the step and the virtual rank alone; gradients and buffers are added up in the
+order of one tree (`bitwise`). So the result has the same bits for every number of workers and every history of resizes,
+on one kind of hardware, with one number of threads and deterministic kernels.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import random
-import struct
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
 from stretto.runtime.order import Order, owned, virtual_slices
-from stretto.torch.bitwise import TreeSum, VirtualReducer
+from stretto.torch.bitwise import NOBODY, TreeSum, VirtualReducer
 from stretto.torch.data import IDLE, Part
 from stretto.torch.groups import Group, GroupBroken
 from stretto.torch.state import Holder
@@ -33,10 +29,14 @@ def fix_kernels(threads: int) -> None:
 
 
 def parts(order: Order, step: int, rank: int, size: int, ranks: int) -> Iterator[Part]:
-    """One pass per virtual rank that this member owns; one without samples gets one that counts for nothing."""
+    """One pass per virtual rank that this member owns; one without samples gets one that counts for nothing, and so
+    does a member that owns none."""
     indices, epoch = order.indices(step), order.loop.epoch(step)
     cuts = virtual_slices(len(indices), ranks)
-    for virtual in owned(ranks, size)[rank]:
+    owns = owned(ranks, size)[rank]
+    if not owns:
+        yield Part(epoch, step, tuple(indices[:IDLE].tolist()), False, 0.0, NOBODY)
+    for virtual in owns:
         start, stop = cuts[virtual]
         own = tuple(indices[start:stop].tolist())
         yield Part(epoch, step, own or tuple(indices[:IDLE].tolist()), bool(own), len(own) / len(indices), virtual)
@@ -47,14 +47,11 @@ class Passes:
 
     def __init__(self, holder: Holder, reducer: VirtualReducer, ranks: int) -> None:
         self.holder, self.reducer, self.ranks = holder, reducer, ranks
-        self.seed = 0
-        """Of the loop under way."""
         self.group: Group | None = None
         self._buffers: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
         self._tree: TreeSum | None = None
         self._virtual = -1
-        self._phase = 0
 
     def start(self, group: Group | None, flags: Sequence[float]) -> None:
         """A batch begins."""
@@ -63,7 +60,7 @@ class Passes:
         self._buffers = [buffer for model in self.holder.models for buffer in model.buffers()]
         self._before = [buffer.clone() for buffer in self._buffers]
         self._tree = TreeSum(self.ranks, self._before)
-        self._virtual, self._phase = -1, 0
+        self._virtual = -1
 
     def begin_phase(self, number: int) -> None:
         """All passes begin anew, on what the phase before has left; for the first on what the batch began with."""
@@ -74,7 +71,7 @@ class Passes:
                     before.copy_(buffer)
         self.reducer.begin_phase()
         self._tree = TreeSum(self.ranks, self._before)
-        self._virtual, self._phase = -1, number
+        self._virtual = -1
 
     def begin(self, part: Part, weight: float) -> None:
         """A pass begins: as if it were the only one."""
@@ -83,12 +80,6 @@ class Passes:
         with torch.no_grad():
             for buffer, before in zip(self._buffers, self._before, strict=True):
                 buffer.copy_(before)
-        numbers = (self.seed, part.step, part.virtual, self._phase)[: 4 if self._phase else 3]
-        digest = hashlib.sha256(struct.pack(f"<{len(numbers)}Q", *numbers)).digest()
-        seed = int.from_bytes(digest[:8], "little") >> 1
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
-        torch.manual_seed(seed)
         self.reducer.begin(part.virtual, weight)
 
     def join_buffers(self) -> None:

@@ -36,7 +36,7 @@ from stretto.runtime.messages import (
     Switch,
 )
 from stretto.runtime.pace import Pace
-from stretto.torch import background
+from stretto.torch import background, checks
 from stretto.torch.groups import Group, GroupBroken
 from stretto.torch.packing import pack, unpack
 from stretto.torch.rendezvous import Store
@@ -48,6 +48,8 @@ EVICTED_CODE = 75
 """Exit status of a worker that the job goes on without."""
 _LAST_WORD_S, _RELEASED_S = 30.0, 2.0
 """How long the last word waits for a coordinator that is away."""
+_ENDED_S = 5.0
+"""After which a worker that has left is ended, though other threads of its script do not end."""
 
 
 class Cursor(NamedTuple):
@@ -73,17 +75,19 @@ class _Card(NamedTuple):
     """As in `Habits`."""
     counter: tuple[str, int]
     """Where it would hand its state out."""
-    reply: list[int]
-    """As `Holder.furthest_reply`."""
+    replies: int
+    """As `Holder.replies_ever`."""
     between: bool
     """Whether its script is between two loops, where it may still change the state before the next one."""
     late: list[tuple[int, bool]]
     """As `Late.told`."""
+    says: tuple[int, str]
+    """As `World.says`."""
 
     @classmethod
     def read(cls, text: bytes) -> _Card:
-        holds, cursor, size, by_hand, goes_on, counter, reply, between, late = json.loads(text)
-        return cls(holds, Cursor(*cursor), size, by_hand, goes_on, tuple(counter), reply, between, late)
+        holds, cursor, size, by_hand, goes_on, counter, replies, between, late, says = json.loads(text)
+        return cls(holds, Cursor(*cursor), size, by_hand, goes_on, tuple(counter), replies, between, late, tuple(says))
 
 
 def _may_feed_alone(cards: list[_Card], sources: list[int]) -> bool:
@@ -91,6 +95,22 @@ def _may_feed_alone(cards: list[_Card], sources: list[int]) -> bool:
     not fit into their memory."""
     held = [card for card in cards if card.holds]
     return len(held) == len(sources) and all(card.size <= len(sources) for card in held)
+
+
+def _end_hard() -> None:
+    """Python waits for all threads of a script that ends, and some may wait for what comes after the loop."""
+    threading.main_thread().join()
+    time.sleep(_ENDED_S)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _refuse_other_loop(says: tuple[int, str], theirs: list[tuple[int, str]]) -> None:
+    """Of a newcomer, before anybody waits for it: it might think that the loop is over."""
+    loop, own = says
+    others = {told for number, told in theirs if number == loop}
+    if others and own not in others:
+        raise checks.other_loop(loop, own, min(others))
 
 
 class World:
@@ -123,6 +143,10 @@ class World:
         """The ranks that the next batch is cut for: those that held state when it began."""
         self.proves = True
         """Whether newcomers are to show that they compute the same."""
+        self.says = (-1, "")
+        """The loop that this worker's script is at, and what it goes through there."""
+        self.stands_in = False
+        """Whether the last step is news to the leader of this generation, and this worker is the first that has it."""
         self.unproven: dict[int, int] = {}
         """Newcomers that have not yet, and of whom they had their state; by rank."""
         self._overlaps = False
@@ -342,7 +366,7 @@ class World:
     def _agree(self, group: Group, cursor: Cursor, before: int, planned: bool) -> Cursor:
         """The exchange that every formation begins with; afterwards all hold the state of whoever was furthest, or
         will hold it before their next step."""
-        self._sending = None
+        self._sending, self.stands_in = None, False
         self.unproven, self._overlaps = {}, False
         if group.size == 1:
             self.feeders = (0,)
@@ -358,10 +382,12 @@ class World:
 
     def _share_state(self, group: Group, counter: Counter, cursor: Cursor, before: int, planned: bool) -> Cursor:
         habits, holds = self.habits, self.member.holds_state and not self._early
-        reply = self.holder.furthest_reply()
-        late = habits.late.told()
-        mine = _Card(holds, cursor, before, habits.by_hand, habits.goes_on, counter.card, reply, self.between, late)
+        replies, late = self.holder.replies_ever, habits.late.told()
+        known = habits.by_hand, habits.goes_on
+        mine = _Card(holds, cursor, before, *known, counter.card, replies, self.between, late, self.says)
         everybody = [_Card.read(card) for card in group.all_gather_bytes(json.dumps(mine).encode())]
+        if not holds:
+            _refuse_other_loop(self.says, [card.says for card in everybody if card.holds])
         begun = any(card.holds for card in everybody)
         if not begun:
             if group.rank == 0:
@@ -379,6 +405,7 @@ class World:
             rank for rank, card in enumerate(everybody)
             if not card.holds or card.cursor.applied != furthest.applied
         ]  # fmt: skip
+        self.stands_in = 0 in behind and group.rank == sources[0]
         served = {rank: sources[i % len(sources)] for i, rank in enumerate(behind)}
         alone = _may_feed_alone(everybody, sources)
         overlaps = planned and self.overlap and alone and all(everybody[r].by_hand is False for r in sources)
@@ -402,14 +429,14 @@ class World:
 
     def _share_replies(self, group: Group, cards: list[_Card]) -> None:
         """Of an exchange between loops that was cut short some may have the result: then all do."""
-        held = {rank: card.reply for rank, card in enumerate(cards) if card.holds}
-        if len({tuple(reply) for reply in held.values()}) == 1:
+        held = {rank: card.replies for rank, card in enumerate(cards) if card.holds}
+        if len(set(held.values())) == 1:
             return
         teller = max(held, key=lambda rank: held[rank])
         told = [list(one) for one in self.holder.replies]
         found = group.all_gather_bytes(pack(told) if group.rank == teller else b"")[teller]
         if group.rank in held and held[group.rank] != held[teller]:
-            self.holder.put_replies(unpack(found))
+            self.holder.put_replies(unpack(found), held[teller])
 
     def _from_leader(self, group: Group, text: str) -> str:
         return group.all_gather_bytes(text.encode() if group.rank == 0 else b"")[0].decode()
@@ -461,6 +488,7 @@ class World:
     def go(self) -> NoReturn:
         """End from inside the loop: nobody needs this worker any more."""
         self.close(Bye(reason="left"))
+        threading.Thread(target=_end_hard, name="stretto-leaves", daemon=True).start()
         raise SystemExit(0)
 
     # Connections.
