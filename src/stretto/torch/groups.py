@@ -434,7 +434,7 @@ class Group:
         self._visitor, self._said = None, ""
         late.close()
         if self.broken is None:
-            visitor = Visitor(self.addresses[0], self.generation)
+            visitor = Visitor(self.addresses[0], self.generation, secret=self.secret)
             with contextlib.suppress(OSError):
                 visitor.open(time.monotonic() + self.link_s)
                 self._visitor = visitor
