@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from stretto.api.process import Info, Options, down, running, serve
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Answer(NamedTuple):

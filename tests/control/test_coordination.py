@@ -19,6 +19,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from disks import no_room
 from stretto.control import journal
 from stretto.control.coordination import Coordination
 from stretto.control.events import Done, Failed
@@ -376,6 +377,43 @@ def test_nothing_is_said_before_it_is_kept() -> None:
         call(coordination.until, lambda state: state.active is not None and state.active.complete)
         worker.drop()
     assert [g.number for g in journal.replay(distant.read(), QUICK).open] == [1]
+
+
+def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
+    """Nothing is announced before there is room. Who trains goes on, and nobody is late for what was not said."""
+    hasty = replace(QUICK, formation_s=0.2, heartbeat_timeout_s=5.0)
+    kept = journal.FileJournal(tmp_path / "journal")
+    with serving(kept, hasty) as (coordination, call):
+        first, second = Client(coordination.url, "a"), Client(coordination.url, "b")
+
+        def stands_still(generation: int, *workers: Client) -> None:
+            call(coordination.until, lambda state: state.number == generation + 1)
+            for _ in range(4):
+                # Each time longer than a generation may take to form.
+                for worker in workers:
+                    assert silent(worker)
+                    worker.say(m.Heartbeat(generation=generation, loop=0, step=0, applied=0))
+                    assert worker.hear(m.Alive)
+            assert coordination.state.number == generation + 1
+
+        for worker in (first, second):
+            worker.hear(m.Welcome)
+        with no_room(kept._file.fileno()):
+            for worker in (first, second):
+                worker.say(m.Ready())
+            stands_still(0, first, second)
+        for worker in (first, second):
+            worker.form()
+        call(coordination.until, lambda state: state.active is not None and len(state.active.formed) == 2)
+        with no_room(kept._file.fileno()):
+            second.drop()
+            stands_still(1, first)
+        switch = first.form()
+        assert (switch.generation, names(switch)) == (2, ["a"])
+        call(coordination.until, lambda state: state.active is not None and state.active.number == 2)
+        found = journal.read(tmp_path / "journal")
+        assert [record["number"] for record in found if record["kind"] == "generation"] == [1, 2]
+        first.drop()
 
 
 def test_who_cannot_keep_anything_any_more_says_nothing() -> None:

@@ -361,6 +361,24 @@ def test_a_full_disk_is_an_error_and_leaves_only_a_torn_line(tmp_path: Path) -> 
     assert audit([path], {0: LOOP}, stopped={0: 0}).torn == (str(path),)
 
 
+def test_a_patient_one_waits_for_room_and_writes_everything_in_order(tmp_path: Path) -> None:
+    """Lines that were cut short are completed."""
+    script = (
+        "import resource, signal, sys; from stretto.runtime.ledger import *\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "ledger = PatientLedger(sys.argv[1], 'w'); ledger.fed(0, 0, 1, [0]); ledger.applied(0, 0, 1)\n"
+        "hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60, hard))\n"
+        "for step in range(1, 9): ledger.fed(0, step, 1, [step]); ledger.applied(0, step, 1)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+        "ledger.fed(0, 9, 1, [9]); ledger.applied(0, 9, 1); ledger.close()\n"
+    )
+    path = tmp_path / "w.ledger"
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+    found = [line.split()[:3] for line in path.read_text().splitlines()[1:]]
+    assert found == [[kind, "0", str(step)] for step in range(10) for kind in ("fed", "applied")]
+
+
 def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     script = (
         "import sys; from stretto.runtime.ledger import Ledger\n"

@@ -14,6 +14,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from stretto.backends.local import machine
 from stretto.backends.local.backend import LocalBackend
 from stretto.backends.local.runs import serving
+from stretto.clock import Clock
 from stretto.jobs.model import Context, Job
 from stretto.server.plane import Plane
 from stretto.spec.model import JobFile
@@ -97,13 +98,13 @@ async def machine_of(folder: Path, shape: str = "1x4", *, policy: str = "", **mo
     """Opened on a data directory that may have been used before; closed without ending what runs."""
     data = folder / "data"
     data.mkdir(exist_ok=True)
-    found = machine.discover(shape, gpus=[])
-    store = Store.open(str(data / "stretto.db"), clock=time.time)  # noqa: TID251
+    found, clock = machine.discover(shape, gpus=[]), Clock()
+    store = Store.open(str(data / "stretto.db"), clock=clock.wall)
     warm, away_s = more.pop("warm", False), more.pop("away_s", 600.0)
     backend = LocalBackend(data, found.nodes, machine=found, warm=warm, away_s=away_s)
     port = 0
     plane = Plane(
-        data, store, backend, url=lambda: f"ws://127.0.0.1:{port}", clock=time.time, policy=policy, **more  # noqa: TID251
+        data, store, backend, url=lambda: f"ws://127.0.0.1:{port}", clock=clock, policy=policy, **more
     )  # fmt: skip
 
     async def join(socket: ServerConnection) -> None:

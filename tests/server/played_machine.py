@@ -44,9 +44,14 @@ class PlayedBackend:
         self.slow = False
         """Whether launches take until `arrive` is called."""
         self._tell: Callable[[News], None] = lambda news: None
+        self._adopted: set[str] = set()
 
     async def open(self, known: Iterable[str], tell: Callable[[News], None]) -> None:
         self._tell = tell
+        self._adopted = set(known)
+
+    def attends(self, launch: str) -> bool:
+        return launch in self.living or launch in self._adopted
 
     def warm_up(self, env: Mapping[str, str]) -> None:
         return

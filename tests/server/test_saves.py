@@ -64,6 +64,23 @@ def test_what_is_being_written_counts_when_it_is_whole(folder: Folder) -> None:
     assert folder.saves.newest_s(at_rest_s=1.0) == 999.5
 
 
+def test_a_date_is_read_once_by_the_clock_that_was_there(folder: Folder) -> None:
+    """The machine's clock is set back, and forward; what was written when does not change."""
+    step_s = 0.0
+    folder.saves = Saves(folder.path, lambda: folder.now_s, lambda at_s: at_s - step_s)
+    folder.write("a.pt", 900.0)
+    assert folder.saves.newest_s() == 900
+    step_s = -600.0
+    assert folder.saves.newest_s() == 900
+    folder.now_s = 1010.0
+    folder.write("b.pt", 405.0)
+    assert folder.saves.newest_s() == 1005
+    step_s, folder.now_s = 3600.0, 1020.0
+    assert folder.saves.newest_s() == 1005
+    folder.write("c.pt", 4615.0)
+    assert folder.saves.newest_s() == 1015
+
+
 def test_a_file_of_the_future_was_written_when_it_was_first_seen(folder: Folder) -> None:
     """It does not save its job for ever; not even when its time has come."""
     folder.write("unpacked.pt", 9000.0)

@@ -6,7 +6,7 @@ Nothing else leaves the server, so what must not leave it, a job's secret and it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -25,6 +25,8 @@ from stretto.server.plane import Foreseen, Plane, PolicyInfo, Why
 from stretto.store import Role, Token
 
 Item = TypeVar("Item")
+Told: TypeAlias = Callable[[float], float]
+"""What people's clocks call a moment of the server's."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -254,12 +256,12 @@ def job(plane: Plane, job: Job, expected: Mapping[int, Expected] | None = None) 
     """With what the control plane knows of it beyond its events. `expected`: by number, where it was asked already."""
     active = plane.book.active(job.number)
     if active is None or job.ended:
-        return _job(job)
+        return _job(job, plane.told)
     driver = plane.loop.drivers.get(job.number)
     joined = driver.joined if driver is not None and job.workers else frozenset[str]()
     told = (plane.expected([job.number]) if expected is None else expected).get(job.number)
     speeds = _speeds(plane.loop.estimates.measured(job.number))
-    return _job(job, active, joined, plane.eta(job.number, told), speeds, told)
+    return _job(job, plane.told, active, joined, plane.eta(job.number, told), speeds, told)
 
 
 def _stuck(active: Active) -> list[StuckAnswer]:
@@ -276,6 +278,7 @@ def _speeds(measured: Mapping[str, Curve]) -> list[SpeedAnswer]:
 
 def _job(
     job: Job,
+    told: Told,
     active: Active | None = None,
     joined: frozenset[str] = frozenset(),
     eta_s: float | None = None,
@@ -296,9 +299,9 @@ def _job(
         labels=job.spec.get("labels", {}),
         message=job.message,
         exit_code=job.exit_code,
-        submitted_s=job.submitted_s,
-        started_s=job.started_s,
-        ended_s=job.ended_s,
+        submitted_s=told(job.submitted_s),
+        started_s=None if job.started_s is None else told(job.started_s),
+        ended_s=None if job.ended_s is None else told(job.ended_s),
         waited_s=job.waited_s,
         ran_s=job.ran_s,
         device_s=job.device_s,
@@ -309,7 +312,7 @@ def _job(
                 devices=worker.seat.devices,
                 pid=worker.pid,
                 leaving=worker.leaving,
-                launched_s=worker.launched_s,
+                launched_s=told(worker.launched_s),
                 joined=worker.name in joined,
             )
             for worker in job.workers
@@ -341,22 +344,34 @@ def _job(
     )
 
 
-def event(recorded: e.Recorded) -> EventAnswer:
-    body = recorded.event
-    shown: EventBody = SubmittedAnswer(job=_job(body.job)) if isinstance(body, e.Submitted) else body
-    return EventAnswer(seq=recorded.seq, at_s=recorded.at_s, job=recorded.job, event=shown)
+def event(recorded: e.Recorded, told: Told) -> EventAnswer:
+    shown: EventBody
+    match recorded.event:
+        case e.Submitted(job=job):
+            shown = SubmittedAnswer(job=_job(job, told))
+        case e.Retried(not_before_s=not_before_s) as retried:
+            shown = msgspec.structs.replace(retried, not_before_s=told(not_before_s))
+        case e.Running(began_s=began_s) as running if began_s:
+            shown = msgspec.structs.replace(running, began_s=told(began_s))
+        case body:
+            shown = body
+    return EventAnswer(seq=recorded.seq, at_s=told(recorded.at_s), job=recorded.job, event=shown)
 
 
 def foreseen(plane: Plane, one: Foreseen, now_s: float) -> ForecastItem:
     """With times since 1970. Who is not in the book was not submitted."""
     active = plane.book.active(one.job)
+    now_s = plane.told(now_s)
     start_s = None if one.start_s is None else now_s + one.start_s
+    if active and active.job.workers:
+        began_s = active.job.started_s
+        start_s = None if began_s is None else plane.told(began_s)
     return ForecastItem(
         job=one.job,
         name=one.name,
         phase=active.job.phase if active else "queued",
         workers=len(active.target) if active else 0,
-        start_s=active.job.started_s if active and active.job.workers else start_s,
+        start_s=start_s,
         end_s=None if one.end_s is None else now_s + one.end_s,
         expected_from=one.expected_from,
         start_guessed=one.start_guessed,
@@ -377,7 +392,7 @@ def nodes(plane: Plane) -> list[NodeAnswer]:
             gpu_memory_mib=node.gpu_memory_mib,
             host=node.host,
             drained=node.name in drained,
-            leaves_s=_finite(drained.get(node.name, math.inf)),
+            leaves_s=_finite(plane.told(drained.get(node.name, math.inf))),
             waits_for=sorted({one.name for one in workers.get(node.name, ())}) if node.name in drained else [],
             used=sum(worker.width_milli for worker in workers.get(node.name, ())) / 1000,
             workers=workers.get(node.name, []),

@@ -58,7 +58,7 @@ async def forecast(server: Server, caller: Viewer) -> Response:
     items = [answers.foreseen(plane, one, now_s) for one in await plane.forecast()]
     return answers.json(
         answers.ForecastAnswer(
-            at_s=now_s,
+            at_s=plane.told(now_s),
             policy=plane.policy().name,
             items=sorted(items, key=lambda item: item.job),
             text="as things are now, if nothing else comes",
@@ -72,7 +72,7 @@ async def show_cluster(server: Server, caller: Viewer) -> Response:
     plane, observed = server.plane, server.observed
     return answers.json(
         answers.ClusterAnswer(
-            at_s=plane.clock(),
+            at_s=plane.told(plane.clock()),
             version=stretto.__version__,
             policy=plane.policy().name,
             devices=observed.devices,

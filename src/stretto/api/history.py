@@ -8,7 +8,7 @@ and nothing comes twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Annotated, Literal
 
@@ -89,7 +89,7 @@ async def _page(
 ) -> Response:
     read = partial(server.plane.store.events, job=job, after=after or 0, before=before)
     found = await asyncio.to_thread(read, limit=limit + 1, newest_first=order == "newest")
-    items = [answers.event(recorded) for recorded in found[:limit]]
+    items = [answers.event(recorded, server.plane.told) for recorded in found[:limit]]
     return answers.json(answers.List(items, str(items[-1].seq) if len(found) > limit else None))
 
 
@@ -138,7 +138,7 @@ class Stream:
                     yield missing
             self._last = recorded.seq
             if self._job is None or recorded.job == self._job:
-                chunk.append(_message(recorded))
+                chunk.append(_message(recorded, self._server.plane.told))
         if chunk:
             yield b"".join(chunk)
 
@@ -149,7 +149,8 @@ class Stream:
             found = await asyncio.to_thread(read, limit=_PAGE)
             if found:
                 self._last = found[-1].seq
-                yield b"".join(_message(recorded) for recorded in found)
+                told = self._server.plane.told
+                yield b"".join(_message(recorded, told) for recorded in found)
             if len(found) < _PAGE:
                 return
 
@@ -157,12 +158,12 @@ class Stream:
 _kept: dict[int, tuple[Recorded, bytes]] = {}
 
 
-def _message(recorded: Recorded) -> bytes:
+def _message(recorded: Recorded, told: Callable[[float], float]) -> bytes:
     """Made once for all listeners, as they hear it at about the same time."""
     known = _kept.get(recorded.seq)
     if known is not None and known[0] is recorded:
         return known[1]
-    data = msgspec.json.encode(answers.event(recorded))
+    data = msgspec.json.encode(answers.event(recorded, told))
     kind = type(recorded.event).__name__.lower()
     made = b"id: %d\nevent: %s\ndata: %s\n\n" % (recorded.seq, kind.encode(), data)
     if len(_kept) >= _MOST_KEPT:

@@ -6,6 +6,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import get_args
 
+import msgspec
+
 from stretto.api.answers import Point
 from stretto.jobs import events as e
 from stretto.jobs.model import ENDED, Cause, Job, Phase
@@ -49,8 +51,9 @@ class Observed:
         return {phase: self._jobs[phase] for phase in (*_ACTIVE, "succeeded", "failed", "cancelled")}
 
     def series(self) -> list[Point]:
-        """Oldest first; the last point is now."""
-        return [*self._series, self._now()]
+        """Oldest first, as people's clocks have it; the last point is now."""
+        told = self._plane.told
+        return [msgspec.structs.replace(point, at_s=told(point.at_s)) for point in (*self._series, self._now())]
 
     def recount(self, stored: dict[str, int]) -> None:
         """Ended jobs as the store has them: retention removes some."""

@@ -38,6 +38,7 @@ import stretto
 from stretto import tuning
 from stretto.backends.local.runs import FolderInUse, server_lock, serving
 from stretto.backends.local.supervisor import is_held
+from stretto.clock import Clock
 from stretto.errors import NotFound, Occupied, StrettoError, Unavailable, UsageError
 from stretto.server.view import Quota
 
@@ -101,7 +102,7 @@ def serve(options: Options, *, detach: bool = False, ready: Callable[[Info], Non
     if detach:
         return _start_in_background(options)
     with _holding(Path(options.data)):
-        return _run(_serve(options, ready, time.time))  # noqa: TID251
+        return _run(_serve(options, ready, Clock()))
 
 
 def running(data: Path) -> Info | None:
@@ -170,7 +171,7 @@ def _run(work: Any) -> Info:
         return made
 
 
-async def _serve(options: Options, ready: Callable[[Info], None], clock: Callable[[], float]) -> Info:
+async def _serve(options: Options, ready: Callable[[Info], None], clock: Clock) -> Info:
     from stretto.api.serving import HttpServer
 
     tuning.for_serving()
@@ -194,9 +195,7 @@ async def _serve(options: Options, ready: Callable[[Info], None], clock: Callabl
 
 
 @contextlib.asynccontextmanager
-async def _opened(
-    options: Options, data: Path, clock: Callable[[], float]
-) -> AsyncIterator[tuple[Any, socket.socket, Info]]:
+async def _opened(options: Options, data: Path, clock: Clock) -> AsyncIterator[tuple[Any, socket.socket, Info]]:
     """Store, plane, port; then the plane begins to work."""
     from stretto.api import Auth, create_app
     from stretto.api.serving import address_of, bind
@@ -206,9 +205,12 @@ async def _opened(
     from stretto.store import Store
 
     machine = discover(options.nodes, cpu=options.cpu)
-    store = Store.open(options.store or str(data / "stretto.db"), clock=clock)
+    store = Store.open(options.store or str(data / "stretto.db"), clock=clock.wall)
     address = ""
     try:
+        newest = store.events(limit=1, newest_first=True)
+        clock.resume(store.setting("clock"), newest[0].at_s if newest else 0.0)
+        store.put_setting("clock", clock.anchor())
         backend = LocalBackend(
             data, machine.nodes, machine=machine, warm=options.warm, away_s=options.away_s, clock=clock
         )
@@ -218,6 +220,8 @@ async def _opened(
             backend,
             url=lambda: f"ws://{address}",
             clock=clock,
+            told=clock.told,
+            heard=clock.heard,
             quotas=options.quotas,
             policy=options.policy,
             record=Path(options.record) if options.record else None,
@@ -226,8 +230,8 @@ async def _opened(
         with listening:
             address = address_of(listening)
             store.put_setting("port", listening.getsockname()[1]).result()
-            _ensure_token(data, store, clock())
-            app = create_app(plane, Auth(store, clock))
+            _ensure_token(data, store, clock.wall())
+            app = create_app(plane, Auth(store, clock.wall))
             info = Info(url=f"http://{address}", pid=os.getpid(), version=stretto.__version__, slots=str(machine))
             await plane.open()
             try:
@@ -303,7 +307,7 @@ async def _tidy(parts: Any, data: Path, before_s: float) -> None:
     while await asyncio.wrap_future(store.prune(before_s, _PRUNED_AT_ONCE)) == _PRUNED_AT_ONCE:
         pass
     parts.observed.recount(await asyncio.to_thread(store.count))
-    await asyncio.to_thread(_remove_folders, store, data / "jobs", before_s)
+    await asyncio.to_thread(_remove_folders, store, data / "jobs", parts.plane.told(before_s))
     _bound_log(data)
 
 

@@ -31,7 +31,7 @@ async def create_token(request: Request, server: Server, caller: Admin) -> Respo
     asked = await bodies.read(request, bodies.TokenRequest)
     if not _USER.fullmatch(asked.user):
         raise UsageError(f"user: {asked.user!r} is not a name", hint="use up to 64 letters, digits, '.', '_', '@', '-'")
-    if asked.expires_s is not None and asked.expires_s <= server.plane.clock():
+    if asked.expires_s is not None and asked.expires_s <= server.plane.told(server.plane.clock()):
         raise UsageError("expires_s: that time is past", hint="give seconds since 1970, or leave it out")
     token, secret = await server.auth.create(asked.user, asked.role, asked.expires_s)
     return answers.json(answers.new_token(token, secret), 201, {"Cache-Control": "no-store"})

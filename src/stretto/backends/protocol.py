@@ -84,6 +84,8 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since 1970."""
     asked: bool = False
     """Whether it was asked to end: by us, or by whoever else may (a drained node, more urgent pods)."""
+    never: bool = False
+    """Nothing was ever started: the server that was to do it has died."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +116,10 @@ class Backend(Protocol):
 
     async def launch(self, launch: Launch) -> None:
         """Start it; `Started` follows, and `Exit` at its end. Raises `LaunchError` when nothing was started."""
+
+    def attends(self, launch: str) -> bool:
+        """Whether anything stands behind this launch: a start under way, a process that is watched, an end that is
+        still to be told. What was left alone is looked after again."""
 
     def terminate(self, launch: str) -> None:
         """Ask it to end: SIGTERM to the worker alone. An unknown or ended launch is no error."""

@@ -65,7 +65,7 @@ from stretto.control.events import (
 )
 from stretto.control.roster import Settings, State
 from stretto.runtime import bounds
-from stretto.runtime.messages import LONGEST_SAID, LONGEST_UNPROVEN, Evict, Hello, Message, encode
+from stretto.runtime.messages import LONGEST_SAID, LONGEST_UNPROVEN, Alive, Evict, Hello, Message, encode
 from stretto.tasks import stop
 
 _log = logging.getLogger("stretto.control")
@@ -99,9 +99,14 @@ class Coordination:
     ) -> None:
         self.settings, self.host, self.port = settings, host, port
         self._journal, self._watch, self._clock = journal, watch, clock
+        self._alone = isinstance(journal, journals.FileJournal)
+        """Nobody else writes to it: whoever cannot has not been replaced."""
+        self._since_s: float | None = None
+        """Since when something is being written down; meanwhile no time passes for what is decided here."""
+        self._stood_s = 0.0
+        """How long no time has passed, altogether."""
         self._outbox: deque[Effect] = deque()
         """Effects that wait until what they depend on is kept."""
-        self._keeping = False
         self._admission = Admission(settings.token)
         self._lines: dict[int, _Line] = {}
         self._count = 0
@@ -115,7 +120,7 @@ class Coordination:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[Done | Failed] = self._loop.create_future()
         self._changed = asyncio.Event()
-        self._state = journals.replay(self._journal.read(), self.settings, self._clock())
+        self._state = journals.replay(self._journal.read(), self.settings, self._now_s())
         if self._state.done or self._state.failed:
             self._carry_out(Failed(self._state.failed) if self._state.failed else Done())
         self._dispatch(Tick())
@@ -232,7 +237,7 @@ class Coordination:
     def _dispatch(self, event: Event) -> None:
         if self._stopped:
             return
-        now_s = self._clock()
+        now_s = self._now_s()
         late_s, silent_s = now_s - self._due_s, now_s - self._heard_s
         if late_s > self.settings.heartbeat_s or silent_s > self.settings.heartbeat_timeout_s / 2:
             # The process was stopped, the machine slept, or it is cut off, if nobody at all is heard: of the workers it
@@ -246,14 +251,24 @@ class Coordination:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def _now_s(self) -> float:
+        """While something is being written down time stands still: what must be said waits for it, and whoever has not
+        heard it cannot be late. A disk may be full for long."""
+        return (self._clock() if self._since_s is None else self._since_s) - self._stood_s
+
     def _handle(self, event: Event, now_s: float) -> None:
         self._state, effects = handle(self._state, event, now_s)
-        self._outbox.extend(effects)
+        for effect in effects:
+            if self._since_s is not None and self._alone and _is_alive(effect):
+                # Nothing has to be written down for that, and without it workers stop by themselves.
+                self._carry_out(effect)
+            else:
+                self._outbox.append(effect)
         self._carry_out_all()
 
     def _carry_out_all(self) -> None:
         """In order; records that follow each other share one write, and what comes after them waits for it."""
-        while self._outbox and not self._keeping and not self._stopped:
+        while self._outbox and self._since_s is None and not self._stopped:
             records: list[journals.Record] = []
             while self._outbox and isinstance(self._outbox[0], Journal):
                 records.append(self._outbox.popleft().record)  # type: ignore[union-attr]
@@ -269,17 +284,20 @@ class Coordination:
             self._give_up(error)
             raise
         if under_way is not None:
-            self._keeping = True
+            self._since_s = self._clock()
             under_way.add_done_callback(self._kept)
 
     def _kept(self, under_way: asyncio.Future[None]) -> None:
-        self._keeping = False
+        if self._since_s is not None:
+            self._stood_s += self._clock() - self._since_s
+            self._since_s = None
         if under_way.cancelled():
             self._stopped = True
         elif (error := under_way.exception()) is not None:
             self._give_up(error)
         else:
             self._carry_out_all()
+            self._dispatch(Tick())
 
     def _give_up(self, error: BaseException) -> None:
         """What cannot be remembered must not be announced; the workers train on and wait for the next coordinator."""
@@ -315,7 +333,12 @@ class Coordination:
         if self._timer is not None:
             self._timer.cancel()
         self._due_s = due_s = wake_s(self._state, now_s)
-        self._timer = None if math.isinf(due_s) else self._loop.call_later(due_s - now_s, self._dispatch, Tick())
+        waits = math.isinf(due_s) or self._since_s is not None
+        self._timer = None if waits else self._loop.call_later(due_s - now_s, self._dispatch, Tick())
+
+
+def _is_alive(effect: Effect) -> bool:
+    return isinstance(effect, Send) and isinstance(effect.message, Alive)
 
 
 class _Line:

@@ -11,8 +11,9 @@ records that still matter.
 from __future__ import annotations
 
 import json
+import logging
 import os
-from asyncio import Future
+from asyncio import Future, TimerHandle, get_running_loop
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,9 @@ from stretto.control.roster import Generation, Settings, State, Worker
 
 Record: TypeAlias = Mapping[str, Any]
 
+_log = logging.getLogger(__name__)
+
+_AGAIN_S = 0.5
 _LATEST_OUT = 64
 """Who is out and has surely ended is remembered for a while, should it turn up all the same."""
 
@@ -207,25 +211,66 @@ def _line(path: Path, number: int, line: bytes) -> Record:
 
 
 class FileJournal:
-    """A file that grows. `write` returns when the records are on disk."""
+    """A file that grows. `write` returns when the records are on disk; where there is no room for them, or the disk
+    fails, they are written again and again until they are."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         new = not path.exists()
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
+        self._size: int | None = None
+        """Of what was written whole."""
+        self._torn = False
+        """Whether there may be more behind that."""
+        self._again: TimerHandle | None = None
         if new:
             _sync_folder(path.parent)
 
     def read(self) -> list[Record]:
         return read(self._path)
 
-    def write(self, records: Sequence[Record], state: State | None = None) -> None:
-        self._file.write(b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def write(self, records: Sequence[Record], state: State | None = None) -> Future[None] | None:
+        data = b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records)
+        try:
+            self._append(data)
+        except OSError as error:
+            _log.warning("%s: %s; it is tried again until it can be written", self._path, error.strerror)
+            written = get_running_loop().create_future()
+            self._write_later(data, written)
+            return written
+        return None
 
     def close(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
         self._file.close()
+
+    def _append(self, data: bytes) -> None:
+        """All of it, or nothing: a torn line would be taken for damage once there is another behind it."""
+        file, rest = self._file.fileno(), memoryview(data)
+        if self._size is None:
+            self._size = os.fstat(file).st_size
+        if self._torn:
+            os.ftruncate(file, self._size)
+        self._torn = True
+        while rest:
+            rest = rest[os.write(file, rest) :]
+        os.fsync(file)
+        self._torn = False
+        self._size += len(data)
+
+    def _write_later(self, data: bytes, written: Future[None]) -> None:
+        def again() -> None:
+            try:
+                self._append(data)
+            except OSError:
+                self._write_later(data, written)
+            else:
+                self._again = None
+                if not written.done():
+                    written.set_result(None)
+
+        self._again = get_running_loop().call_later(_AGAIN_S, again)
 
 
 def _sync_folder(folder: Path) -> None:

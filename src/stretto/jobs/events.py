@@ -54,6 +54,10 @@ class Launched(_Event, frozen=True, kw_only=True):
     member: int = 0
     helper: bool = False
     """It is no worker, but something that the workers need."""
+    port: int = 0
+    """Where the members of a group that is started together meet."""
+    again: bool = False
+    """It was launched before, and nothing was started: the server had died. It is still the same worker."""
 
 
 class Running(_Event, frozen=True, kw_only=True):
@@ -64,6 +68,8 @@ class Running(_Event, frozen=True, kw_only=True):
     pid: int
     how: str = ""
     why: str = ""
+    began_s: float = 0.0
+    """Since when, if it was found by a later server than its own; 0: now."""
 
 
 class Leaving(_Event, frozen=True, kw_only=True):

@@ -34,8 +34,8 @@ def apply(job: Job | None, event: e.Event, at_s: float) -> Job:
             return _with(job, node=node, act=f"migrated by {event.by}" if node else "")
         case e.Launched():
             return _launched(job, event, at_s)
-        case e.Running(worker=name, launch=launch, pid=pid):
-            return _changed(job, name, launch, pid=pid, began_s=at_s)
+        case e.Running(worker=name, launch=launch, pid=pid, began_s=began_s):
+            return _changed(job, name, launch, pid=pid, began_s=began_s or at_s)
         case e.Leaving(worker=name, why=why, preempted=preempted, taken=taken):
             return _changed(job, name, None, leaving=why, preempted=preempted, taken=taken)
         case e.Exited(worker=name, launch=launch, how=how, status=status):
@@ -81,10 +81,11 @@ def _wished(job: Job, event: e.Wished, at_s: float) -> Job:
 
 def _launched(job: Job, event: e.Launched, at_s: float) -> Job:
     if job.ended or job.worker(event.worker) is not None:
-        return job
+        again = event.again and not job.ended
+        return _changed(job, event.worker, None, launch=event.launch) if again else job
     worker = Worker(
-        name=event.worker, launch=event.launch, seat=event.seat, launched_s=at_s, member=event.member
-    )  # fmt: skip
+        name=event.worker, launch=event.launch, seat=event.seat, launched_s=at_s, member=event.member, port=event.port
+    )
     if event.helper:
         return _with(job, helpers=(*job.helpers, worker))
     first = not job.workers
@@ -151,7 +152,7 @@ def accounted(job: Job, at_s: float) -> Job:
     )
 
 
-def _changed(job: Job, name: str, launch: str | None, **changes: object) -> Job:
+def _changed(job: Job, name: str, launch: str | None, /, **changes: object) -> Job:
     workers, helpers = (
         tuple(
             msgspec.structs.replace(worker, **changes)

@@ -51,6 +51,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     launched_s: float
     member: int = 0
     """Its place in a group that is started together, or a replica's port."""
+    port: int = 0
+    """Where the group meets."""
     pid: int = 0
     """Once it has one."""
     began_s: float = 0.0

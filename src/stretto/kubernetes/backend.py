@@ -145,6 +145,9 @@ class ClusterBackend:
             _log.exception("launch %s", launch.id)
             raise LaunchError(f"its pod cannot be made: {type(error).__name__}: {error}") from error
 
+    def attends(self, launch: str) -> bool:
+        return launch in self._live
+
     def terminate(self, launch: str) -> None:
         live = self._live.get(launch)
         if live is None or live.ending:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import signal
 import socket
-import time
 import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -20,6 +19,7 @@ import uvloop
 
 from stretto import tuning
 from stretto.api.serving import HttpServer, address_of, bind
+from stretto.clock import Clock
 from stretto.errors import StrettoError
 from stretto.kubernetes import access
 from stretto.kubernetes.client import Api
@@ -93,7 +93,7 @@ async def _work(
     lost = asyncio.create_task(leading.lost.wait())
     try:
         while not over.done():
-            parts.controller = Controller(api, leads.result(), identity, options, time.time)  # noqa: TID251
+            parts.controller = Controller(api, leads.result(), identity, options, Clock())
             with contextlib.suppress(Anew):
                 await _control(parts.controller, over, lost)
     finally:

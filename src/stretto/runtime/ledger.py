@@ -42,6 +42,7 @@ _FIRST = "ledger 1 "
 _WIDTHS = ((1 << 16, "u2", "H"), (1 << 32, "u4", "I"), (1 << 63, "i8", "Q"))
 """Up to where a width serves, its name in the file, its code in `struct`."""
 _SHOWN = 8
+_MOST_WAITING = 64 << 20
 
 Place = tuple[int, int]
 """Loop and step."""
@@ -97,9 +98,40 @@ class Ledger:
         line = b"%s %08x\n" % (body, zlib.crc32(body))
         if self._file < 0:
             raise LedgerError(f"{self.path} is closed")
+        self._put(line)
+
+    def _put(self, line: bytes) -> None:
         if os.write(self._file, line) != len(line):
             self.close()  # another line behind a torn one would hide both
             raise LedgerError(f"{self.path}: a line could not be written whole; is the disk full?")
+
+
+class PatientLedger(Ledger):
+    """One that does not end whoever writes it when the disk is full: lines wait, and are written in order when there is
+    room. What waits when its process ends is lost."""
+
+    def __init__(self, path: str | os.PathLike[str], worker: str) -> None:
+        self._waiting = b""
+        super().__init__(path, worker)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            self._write_waiting()
+        super().close()
+
+    def _put(self, line: bytes) -> None:
+        self._waiting += line
+        self._write_waiting()
+        if len(self._waiting) > _MOST_WAITING:
+            self.close()
+            raise LedgerError(f"{self.path}: nothing could be written for too long; is the disk full?")
+
+    def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
+        except OSError:
+            return
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +45,8 @@ _FAILED_GRACE_S = 5.0
 _AFTER_MISTAKE_S = 1.0
 _LONGEST_TEXT = 200
 _SHORT_S, _LONGEST_REST_S = 0.005, 1.0
+_LOOK_EVERY_S = 5.0
+_NOTHING_THERE = "there is no process of it, no supervisor, and no start under way"
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Loop:
         url: Callable[[], str],
         environment: Mapping[str, str],
         clock: Callable[[], float],
+        heard: Callable[[float], float] = lambda at_s: at_s,
         decide: Decide = cycle.decide,
     ) -> None:
         self._decider = decide
@@ -97,6 +101,7 @@ class Loop:
             estimates=estimates,
             pools=site.pools,
             clock=clock,
+            heard=heard,
             terminate=self._terminate,
             environment=environment,
             disturbed=self._disturbed,
@@ -119,6 +124,14 @@ class Loop:
         self._decided_s = -math.inf
         """When the policy was last asked."""
         self._adopting = False
+        self._unstarted: list[Exit] = []
+        """Ends of launches that the last server died over, before it had begun them."""
+        self._starting: set[str] = set()
+        """Launches that are being written down or asked for."""
+        self._unattended: set[str] = set()
+        """Launches behind which nothing was when it was last looked."""
+        self._look_s = math.inf
+        """When what is believed to run is compared with what is there."""
         self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -133,6 +146,7 @@ class Loop:
             for worker in processes:
                 self._launches[worker.launch] = active.number, worker.name
             if processes:
+                self._look_s = self.clock() + _LOOK_EVERY_S
                 self._driver(active)
             for worker in processes:
                 if worker.leaving:
@@ -145,6 +159,7 @@ class Loop:
             await self.backend.open(list(self._launches), self._tell)
         finally:
             self._adopting = False
+        self._complete_starts()
 
     async def run(self) -> None:
         """Until cancelled. A mistake of ours must not stop it: it is said, and everything is looked at again."""
@@ -165,6 +180,7 @@ class Loop:
         self._kill_overdue(now_s)
         self._end_overdue(now_s)
         self._keep_overdue(now_s)
+        self._look_for_lost(now_s)
         decided = now_s >= self._ask_s() and await self._decide(now_s)
         began_s = time.monotonic()
         self._act()
@@ -220,7 +236,7 @@ class Loop:
                 await self._woken.wait()
 
     def _next_due_s(self) -> float:
-        times = [self._keep_s, *self._deadlines.values()]
+        times = [self._keep_s, self._look_s, *self._deadlines.values()]
         for active in self.book.lively.values():
             times.append(self._limit_s(active))
             if active.job.workers and active.job.not_before_s > self.clock():
@@ -446,6 +462,7 @@ class Loop:
                 launch=f"{active.number}.w{first + i}.{secrets.token_hex(4)}",
                 seat=seat,
                 member=member,
+                port=driver.port,
             )
             for i, (seat, member) in enumerate(zip(seats, members, strict=True))
         ]
@@ -472,16 +489,52 @@ class Loop:
         ]
         self._begin(active, events)
 
-    def _begin(self, active: Active, events: Sequence[e.Launched]) -> None:
+    def _complete_starts(self) -> None:
+        """A start that the last server died over is completed, not begun anew: who runs already waits for the rest."""
+        ends, self._unstarted = self._unstarted, []
+        for exit in ends:
+            number, name = self._launches[exit.launch]
+            active = self.book.active(number)
+            worker = active.job.worker(name) if active is not None else None
+            if active is None or worker is None or self._driver(active).end or self._driver(active).failing:
+                self._tell(exit)
+                continue
+            del self._launches[exit.launch]
+            again = e.Launched(
+                worker=name,
+                launch=f"{number}.{name}.{secrets.token_hex(4)}",
+                seat=worker.seat,
+                member=worker.member,
+                helper=worker in active.job.helpers,
+                port=worker.port,
+                again=True,
+            )
+            durable = self._begin(active, [again], len(active.job.workers) + active.job.finished)
+            durable.add_done_callback(partial(self._forget, exit.launch))
+
+    def _forget(self, launch: str, recorded: asyncio.Future[None]) -> None:
+        if not recorded.cancelled():
+            self.backend.forget(launch)
+
+    def _begin(self, active: Active, events: Sequence[e.Launched], size: int = 0) -> asyncio.Future[None]:
+        """`size`: how many are started together, if it is not these."""
         for event in events:
             self._launches[event.launch] = active.number, event.worker
+            self._starting.add(event.launch)
             self._neighbours.launched(active.number, event.worker, event.seat)
+        self._look_s = min(self._look_s, self.clock() + _LOOK_EVERY_S)
         durable = self.book.record(active.number, *events)
-        self.spawn(self._start(active, events, durable))
+        self.spawn(self._start(active, events, size or len(events), durable))
+        return durable
 
-    async def _start(self, active: Active, events: Sequence[e.Launched], durable: asyncio.Future[None]) -> None:
-        await durable
-        await asyncio.gather(*(self._start_one(active, event, len(events)) for event in events))
+    async def _start(
+        self, active: Active, events: Sequence[e.Launched], size: int, durable: asyncio.Future[None]
+    ) -> None:
+        try:
+            await durable
+            await asyncio.gather(*(self._start_one(active, event, size) for event in events))
+        finally:
+            self._starting.difference_update(event.launch for event in events)
 
     async def _start_one(self, active: Active, event: e.Launched, size: int) -> None:
         worker = active.job.worker(event.worker)
@@ -494,9 +547,32 @@ class Loop:
             return
         try:
             await self.backend.launch(self.site.launch(active, event, size, self._driver(active)))
-        except LaunchError as error:
-            how: Literal["lost", "refused"] = "lost" if isinstance(error, LaunchFault) else "refused"
-            self._tell(Exit(launch=event.launch, how=how, text=str(error), at_s=self.clock()))
+        except Exception as error:
+            # Whatever it is, it ends the launch and nothing else.
+            if not isinstance(error, LaunchError):
+                _log.warning("launch %s: %s", event.launch, error, exc_info=error)
+                self.backend.kill(event.launch)
+            how: Literal["lost", "refused"] = "lost" if isinstance(error, (LaunchFault, OSError)) else "refused"
+            self._tell(Exit(launch=event.launch, how=how, text=_why_not(error), at_s=self.clock()))
+
+    def _look_for_lost(self, now_s: float) -> None:
+        """Compare the processes that are believed to run with what is there. Behind which there was nothing twice ends
+        as lost: its seat is free, and its job goes on, or ends as it was asked to."""
+        if now_s < self._look_s:
+            return
+        believed = {
+            process.launch: (active, process.name)
+            for active in self.book.lively.values()
+            for process in (*active.job.workers, *active.job.helpers)
+        }
+        alone = {launch for launch in believed if launch not in self._starting and not self.backend.attends(launch)}
+        for launch in alone & self._unattended:
+            active, name = believed[launch]
+            _log.warning("job %s: nothing is behind %s (%s); it is given up", active.job.id, name, launch)
+            self._launches.setdefault(launch, (active.number, name))
+            self._tell(Exit(launch=launch, how="lost", text=_NOTHING_THERE, at_s=self.clock()))
+        self._unattended = alone
+        self._look_s = now_s + _LOOK_EVERY_S if believed else math.inf
 
     def _driver(self, active: Active) -> Driver:
         if active.number not in self.drivers:
@@ -511,12 +587,19 @@ class Loop:
         worker = active.job.worker(name) if active is not None else None
         if isinstance(news, Started):
             if active is not None and worker is not None:
-                event = e.Running(worker=name, launch=news.launch, pid=news.pid, how=news.how, why=news.why)
+                # Who is found is not younger for it: what it would lose is counted from its beginning.
+                began_s = worker.began_s or worker.launched_s if news.how == "adopted" else 0.0
+                event = e.Running(
+                    worker=name, launch=news.launch, pid=news.pid, how=news.how, why=news.why, began_s=began_s
+                )
                 self.book.record(number, event)
                 if active.job.level != "elastic":
                     # Of an elastic one its coordinator tells when it takes part.
                     self._neighbours.takes_part(number, {name})
                     self.wake(decide=False)
+            return
+        if self._adopting and news.never and worker is not None and not worker.pid and not worker.leaving:
+            self._unstarted.append(news)
             return
         self._launches.pop(news.launch, None)
         self._deadlines.pop(news.launch, None)
@@ -539,7 +622,7 @@ class Loop:
         before = active.job
         self._neighbours.exited(active.number, worker)
         durable = self.book.record(active.number, *events)
-        durable.add_done_callback(lambda future: None if future.cancelled() else self.backend.forget(exit.launch))
+        durable.add_done_callback(partial(self._forget, exit.launch))
         judgement = self._driver(active).exited(worker, exit, len(active.job.workers))
         self._note_keeping(active)
         if not active.job.workers and before.workers:
@@ -719,13 +802,27 @@ class Loop:
         """Let something go on beside the loop; it ends with it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("what went on beside the loop has failed: %s", error, exc_info=error)
 
 
 def _has_progressed(active: Active) -> bool:
     """Since that was last written down."""
     progress, job = active.progress, active.job
     return progress.steps != job.steps or progress.total != job.total_steps
+
+
+def _why_not(error: Exception) -> str:
+    """Why something could not be started, in a line."""
+    if isinstance(error, StrettoError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    return f"the server itself failed: {type(error).__name__}: {str(error)[:_LONGEST_TEXT]}"
 
 
 def _mistake(error: Exception) -> StrettoError:

@@ -26,15 +26,20 @@ _AT_ONCE = 8
 class Notifier:
     """A listener of the book."""
 
-    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        self._spawn = spawn
+    def __init__(
+        self,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        told: Callable[[float], float] = lambda at_s: at_s,
+    ) -> None:
+        """`told`: what people's clocks call a moment of the server's."""
+        self._spawn, self._told = spawn, told
         self._room = asyncio.Semaphore(_AT_ONCE)
 
     def __call__(self, recorded: e.Recorded, job: Job | None) -> None:
         addresses = job.spec.get("notify", ()) if job is not None else ()
         if job is None or not addresses or not _matters(recorded.event, job):
             return
-        body = msgspec.json.encode({"event": _plain(recorded), "job": about(job)})
+        body = msgspec.json.encode({"event": _plain(recorded, self._told), "job": about(job, self._told)})
         for address in [addresses] if isinstance(addresses, str) else addresses:
             self._spawn(self._deliver(address, body, job.id))
 
@@ -55,7 +60,7 @@ class Notifier:
         _log.warning("job %s: %s could not be told: %s", job, address, problem)
 
 
-def about(job: Job) -> dict[str, Any]:
+def about(job: Job, told: Callable[[float], float] = lambda at_s: at_s) -> dict[str, Any]:
     """What an outsider may know of it: no secret, no environment."""
     return {
         "id": job.id,
@@ -64,9 +69,9 @@ def about(job: Job) -> dict[str, Any]:
         "phase": job.phase,
         "message": job.message,
         "exit_code": job.exit_code,
-        "submitted_s": job.submitted_s,
-        "started_s": job.started_s,
-        "ended_s": job.ended_s,
+        "submitted_s": told(job.submitted_s),
+        "started_s": None if job.started_s is None else told(job.started_s),
+        "ended_s": None if job.ended_s is None else told(job.ended_s),
         "steps": job.steps,
         "total_steps": job.total_steps,
         "lost_s": job.lost_s,
@@ -79,6 +84,9 @@ def _matters(event: e.Event, job: Job) -> bool:
     return isinstance(event, e.Launched) and len(job.workers) == 1
 
 
-def _plain(recorded: e.Recorded) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(recorded.event)
-    return {"seq": recorded.seq, "at_s": recorded.at_s, **told}
+def _plain(recorded: e.Recorded, told: Callable[[float], float]) -> dict[str, Any]:
+    event = recorded.event
+    if isinstance(event, e.Retried):
+        event = msgspec.structs.replace(event, not_before_s=told(event.not_before_s))
+    body: dict[str, Any] = msgspec.to_builtins(event)
+    return {"seq": recorded.seq, "at_s": told(recorded.at_s), **body}

@@ -145,13 +145,16 @@ class Plane:
         *,
         url: Callable[[], str],
         clock: Callable[[], float],
+        told: Callable[[float], float] = lambda at_s: at_s,
+        heard: Callable[[float], float] = lambda at_s: at_s,
         quotas: Mapping[str, Quota] | None = None,
         policy: str = "",
         environment: Mapping[str, str] | None = None,
         record: Path | None = None,
     ) -> None:
-        """`record`: a file in which every decision is written down."""
-        self.folder, self.store, self.backend, self.clock = folder, store, backend, clock
+        """`told`: what people's clocks call a moment of `clock`, `heard`: the other way round. `record`: a file in
+        which every decision is written down."""
+        self.folder, self.store, self.backend, self.clock, self.told = folder, store, backend, clock, told
         self._loaded = store.load()
         self.book = Book(store, clock)
         self.book.load(self._loaded.jobs)
@@ -178,7 +181,7 @@ class Plane:
         self._recorder = Recorder(record) if record is not None else None
         self.loop = Loop(
             self.book, backend, estimates, rules, site, folder=jobs, url=url, environment=surroundings, clock=clock,
-            decide=self._recorder.decide if self._recorder is not None else cycle.decide,
+            heard=heard,             decide=self._recorder.decide if self._recorder is not None else cycle.decide,
         )  # fmt: skip
         self._memory = MemoryKeeper(lambda kept: store.put_setting("memory", kept), clock)
         self.loop.state = self._memory.recalled(settings.get("memory"), rules.policy)
@@ -191,7 +194,7 @@ class Plane:
         self._fitting: tuple[tuple[Node, ...], set[object]] = (), set()
         """Shapes of jobs that are known to be possible on these nodes."""
         self.book.recovered = lambda: self.loop.wake(decide=True)
-        self.book.listeners += [self._publish, Notifier(self.loop.spawn)]
+        self.book.listeners += [self._publish, Notifier(self.loop.spawn, told)]
 
     def _policy(self, chosen: Mapping[str, Any], *, optional: bool) -> Policy:
         try:

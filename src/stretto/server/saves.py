@@ -3,8 +3,9 @@
 By their names do not count: hidden files and folders, those that are still to be renamed, and what scripts write beside
 their checkpoints (logs, tables, metrics, events of TensorBoard). A file that was written a moment ago may not be whole.
 
-Dates come from file systems. A clock that is ahead, `touch` and unpacked archives make files of the future: such a file
-was written when it was first seen with its date; one that was there from the beginning does not count.
+Dates come from file systems, which read the machine's clock; it may be set at any time, so a date is read once, when it
+is first seen. A clock that is ahead, `touch` and unpacked archives make files of the future: such a file was written
+when it was first seen with its date; one that was there from the beginning does not count.
 """
 
 from __future__ import annotations
@@ -24,28 +25,35 @@ _OTHER_FOLDERS = ("__pycache__", "wandb", "mlruns")
 class Saves:
     """One folder, looked at again and again, in any thread."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
-        self._folder, self._clock = folder, clock
-        self._ahead: dict[str, tuple[float, float]] = {}
-        """Files of the future: their date, and when they were first seen with it; 0: they were there before."""
+    def __init__(
+        self, folder: Path, clock: Callable[[], float], heard: Callable[[float], float] = lambda at_s: at_s
+    ) -> None:
+        """`heard`: what the machine's clock says, as `clock` has it."""
+        self._folder, self._clock, self._heard = folder, clock, heard
+        self._known: dict[str, tuple[float, float]] = {}
+        """Files: their date, and when they were written."""
         self._looked = False
         self._lock = threading.Lock()
 
     def newest_s(self, at_rest_s: float = 0.0) -> float:
         """When the newest was written of those that nobody has written to for so long; 0: there is none."""
         with self._lock:
-            now_s, before, self._ahead = self._clock(), self._ahead, {}
+            now_s, before, self._known = self._clock(), self._known, {}
             written = [self._written_s(path, dated_s, before, now_s) for path, dated_s in _files(self._folder)]
             self._looked = True
         return max((written_s for written_s in written if written_s <= now_s - at_rest_s), default=0.0)
 
     def _written_s(self, path: str, dated_s: float, before: dict[str, tuple[float, float]], now_s: float) -> float:
         if path not in before or before[path][0] != dated_s:
-            if dated_s <= now_s:
-                return dated_s
-            before[path] = dated_s, now_s if self._looked else 0.0
-        self._ahead[path] = before[path]
+            before[path] = dated_s, self._seen_first(self._heard(dated_s), now_s)
+        self._known[path] = before[path]
         return before[path][1]
+
+    def _seen_first(self, at_s: float, now_s: float) -> float:
+        """When one was written that is dated so and is seen now; 0: in the future, before anybody looked."""
+        if at_s <= now_s:
+            return at_s
+        return now_s if self._looked else 0.0
 
 
 def _files(folder: Path) -> Iterator[tuple[str, float]]:

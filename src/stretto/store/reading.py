@@ -33,6 +33,12 @@ def load(connection: Connection) -> Loaded:
     )
 
 
+def setting(connection: Connection, key: str) -> Any:
+    c = t.settings.c
+    row = connection.execute(select(c.value).where(c.key == key)).first()
+    return None if row is None else msgspec.json.decode(row[0])
+
+
 def job(connection: Connection, number: int) -> Job | None:
     return _one(connection, select(t.jobs.c.number, t.jobs.c.job).where(t.jobs.c.number == number))
 

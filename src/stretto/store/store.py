@@ -58,6 +58,10 @@ class Store:
             return _failed(refused)
         return self._writer.submit(work)
 
+    def setting(self, key: str) -> Any:
+        """None: it was never put."""
+        return self._read(reading.setting, key)
+
     def put_setting(self, key: str, value: Any) -> Future[None]:
         try:
             text = writing.encoder.encode(value).decode()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.runtime.checkpoint import AsyncSaver, CheckpointError, StaleGeneration, Store
+from stretto.runtime.saying import say
 from stretto.torch.state import Holder
 
 if TYPE_CHECKING:
@@ -76,11 +76,11 @@ class Checkpoints:
         store.fence(generation)
         latest = store.latest()
         for rejected in latest.rejected:
-            _say(f"the checkpoint {rejected.path} cannot be used: {rejected.reason}")
+            say(f"the checkpoint {rejected.path} cannot be used: {rejected.reason}")
         found = latest.checkpoint
         if found is None:
             if latest.rejected:
-                _say("no checkpoint is left: the training begins again")
+                say("no checkpoint is left: the training begins again")
             return None
         skeleton, tensors = _unpack(found.read("state"), found.read("skeleton").decode())
         return Cursor(*self.holder.put(skeleton, tensors))
@@ -140,11 +140,7 @@ def _not_fatal() -> Iterator[None]:
         # Another generation writes now; this worker will hear of it.
         return
     except (CheckpointError, OSError, ValueError, RuntimeError, SafetensorError) as error:
-        _say(f"a checkpoint could not be written: {error}")
-
-
-def _say(text: str) -> None:
-    print(f"stretto: {text}", file=sys.stderr, flush=True)
+        say(f"a checkpoint could not be written: {error}")
 
 
 def _pack(tensors: list[Tensor], file: BinaryIO) -> None:

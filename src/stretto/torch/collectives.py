@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stretto.runtime.saying import say
 from stretto.torch import beside, chance
 from stretto.torch.checks import TrainingError
 from stretto.torch.data import Part
@@ -443,10 +444,9 @@ class Collectives:
             group = job.world.group if job.world is not None else None
             if fixed and not members <= job.members:
                 members &= job.members
-                print(
-                    f"stretto: a worker was lost in job.{call}: it is repeated with what those that are left "
-                    f"({len(members)}) have; given a function instead of a value, it would be computed anew",
-                    flush=True,
+                say(
+                    f"a worker was lost in job.{call}: it is repeated with what those that are left "
+                    f"({len(members)}) have; given a function instead of a value, it would be computed anew"
                 )
             if group is None:
                 self._keep(key, about, join([contribute()]))

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from stretto.runtime import pacer
-from stretto.runtime.ledger import SUFFIX, Ledger
+from stretto.runtime.ledger import SUFFIX, Ledger, PatientLedger
 from stretto.runtime.member import Evicted
 from stretto.runtime.messages import Bye
 from stretto.runtime.order import AnyLoop, Turns
@@ -1410,7 +1410,7 @@ class Job:
             folder = self.folder / "ledger"
             folder.mkdir(parents=True, exist_ok=True)
             member = self.world.member
-            self._ledger = Ledger(folder / f"{member.worker}-{member.incarnation}{SUFFIX}", member.worker)
+            self._ledger = PatientLedger(folder / f"{member.worker}-{member.incarnation}{SUFFIX}", member.worker)
 
     def forget_parent(self) -> None:
         """In a child that the script has forked: what it inherited belongs to its parent."""

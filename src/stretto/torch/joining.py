@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -103,10 +104,12 @@ def _end_with_a_word(job: Job) -> None:
             job.finish()
         except Exception as error:
             # Too late to change the exit status in any other way.
-            traceback.print_exception(error.with_traceback(_of_the_script(error.__traceback__)))
+            with contextlib.suppress(OSError):  # Nobody dies of a log that cannot be written.
+                traceback.print_exception(error.with_traceback(_of_the_script(error.__traceback__)))
             job.close(Bye(reason="error", text=f"{type(error).__name__}: {error}"))
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError):
+                    stream.flush()
             os._exit(1)
 
     sys.excepthook = hook

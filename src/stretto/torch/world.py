@@ -36,6 +36,7 @@ from stretto.runtime.messages import (
     Switch,
 )
 from stretto.runtime.pace import Pace
+from stretto.runtime.saying import say
 from stretto.torch import background, checks
 from stretto.torch.groups import Group, GroupBroken
 from stretto.torch.packing import pack, unpack
@@ -318,7 +319,7 @@ class World:
     def give_up(self, why: Exception) -> NoReturn:
         """End because the coordinator says so."""
         if isinstance(why, Evicted):
-            print(f"stretto: this worker is out of its job: {why}", file=sys.stderr, flush=True)
+            say(f"this worker is out of its job: {why}")
             # Nothing of the user's script may run any more: it could write over what the job goes on with.
             os._exit(EVICTED_CODE)
         self._drop_all()

@@ -15,9 +15,10 @@ import pytest
 from living import alive, wait_until
 from local_world import MEANS, World, until, world
 
+from disks import cannot_write, no_descriptors
 from stretto.backends.local import containment, runs, supervisor
 from stretto.backends.local.runs import FolderInUse, serving
-from stretto.backends.protocol import Exit, LaunchError
+from stretto.backends.protocol import Exit, LaunchError, LaunchFault
 
 DAEMON = "echo $$ >> pids; trap '' TERM HUP; while :; do sleep 1000; done"
 
@@ -466,6 +467,52 @@ signal.pause()
             assert file.read() == b"x" * 1023 + b"\n"
 
     in_world(data, story, log_mib=1)
+
+
+def test_an_exit_waits_for_room(data: Path) -> None:
+    """The supervisor can write neither the exit nor what it has to complain about."""
+
+    async def story(here: World) -> None:
+        await here.launch("a", "sh", "-c", "until [ -e go ]; do sleep 0.01; done; exit 3")
+        pid, worker = here.supervisor("a"), here.started("a")[0].pid
+        with cannot_write(pid):
+            (data.parent / "go").touch()
+            await until(lambda: containment.look_up(worker) is None)
+            ticks = supervisor_ticks(pid)
+            await until(lambda: supervisor_ticks(pid) > ticks + 1)
+            assert here.exits("a") == []
+        exit = await here.ended("a")
+        assert (exit.how, exit.status) == ("exited", 3)
+
+    in_world(data, story)
+
+
+def test_an_end_is_found_out_when_the_machine_has_room_for_a_look(data: Path) -> None:
+    async def story(here: World) -> None:
+        await here.launch("a", "sleep", "1000")
+        pid = here.supervisor("a")
+        with no_descriptors():
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: here.backend._known["a"].pidfd == -1)
+            assert here.exits("a") == []
+        exit = await here.ended("a")
+        assert (exit.how, exit.text[:15]) == ("lost", "its supervisor,")
+
+    in_world(data, story)
+
+
+def test_a_launch_without_descriptors_ends_with_a_reason(data: Path) -> None:
+    async def story(here: World) -> None:
+        await here.launch("before", "true")
+        await here.ended("before")
+        with no_descriptors(), pytest.raises(LaunchFault, match="Too many open files"):
+            await here.launch("a", "true")
+        assert not here.backend.attends("a")
+        await here.launch("b", "true")
+        assert (await here.ended("b")).status == 0
+        assert {path.name for path in (data / "runs").iterdir()} <= {"before", "b"}
+
+    in_world(data, story)
 
 
 def test_one_server_per_data_directory(data: Path) -> None:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,8 +36,14 @@ from stretto.backends.protocol import Exit, Launch, LaunchError, LaunchFault, Ne
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 _LOOK_AGAIN_S = 0.02
 _LONGEST_REPORT = 1 << 16
+_TRY_AGAIN_S = 1.0
+"""After the machine had no room for what must be done."""
+_THREADS = 8
+_PATIENCE_S, _LAST_S = 30.0, 10.0
 
 
 @dataclass(eq=False)
@@ -52,6 +60,13 @@ class _Run:
     over: bool = False
     silent: bool = False
     """Nobody knows of it but us: it is ended and removed, and nothing is told."""
+    work: asyncio.Task[None] | None = None
+    """What starts it, or finds out what became of it."""
+
+    @property
+    def attended(self) -> bool:
+        """Whether anybody will notice its end."""
+        return self.pidfd != -1 or (self.work is not None and not self.work.done())
 
 
 class LocalBackend:
@@ -83,7 +98,7 @@ class LocalBackend:
         self._stuck_s = stuck_s
         self._clock = clock
         self._forks = ForkServers(preload=preload) if warm else None
-        self._pool = ThreadPoolExecutor(8, "stretto-backend")
+        self._pool = ThreadPoolExecutor(_THREADS, "stretto-backend")
         self._tasks: set[asyncio.Task[None]] = set()
         self._known: dict[str, _Run] = {}
         self._tell: Callable[[News], None] = lambda _: None
@@ -91,6 +106,7 @@ class LocalBackend:
     async def open(self, known: Iterable[str], tell: Callable[[News], None]) -> None:
         """Adopt what lives, report what does not. Launches that nobody knows of are ended in the background."""
         self._tell = tell
+        await self._start_threads()
         wanted = list(dict.fromkeys(known))
         found = await self._in_thread(self.runs.all)
         for launch in wanted:
@@ -98,7 +114,7 @@ class LocalBackend:
         for launch in set(found) - set(wanted):
             self._known[launch] = _Run(launch, silent=True)
         await self._in_thread(lambda: containment.sweep(self.means, {*wanted, *found}))
-        await asyncio.gather(*(self._settle(run) for run in list(self._known.values())))
+        await asyncio.gather(*(self._attend(run) for run in list(self._known.values())))
 
     def warm_up(self, env: Mapping[str, str]) -> None:
         """Let the interpreter that we run in import what training needs: most jobs use the same."""
@@ -114,7 +130,17 @@ class LocalBackend:
         if launch.id in self._known:
             return
         run = self._known[launch.id] = _Run(launch.id)
-        await asyncio.shield(self._task(self._launch(run, launch)))
+        run.work = self._task(self._launch(run, launch))
+        await asyncio.shield(run.work)
+
+    def attends(self, launch: str) -> bool:
+        run = self._known.get(launch)
+        if run is None or run.over:
+            return False
+        if not run.attended:
+            _log.warning("nobody looked after launch %s; it is looked for", launch)
+            self._attend(run)
+        return True
 
     def terminate(self, launch: str) -> None:
         self._order(launch, "terminate")
@@ -129,11 +155,15 @@ class LocalBackend:
         run = self._known.get(launch)
         if run is not None and run.over:
             del self._known[launch]
-            self._task(self._in_thread(lambda: self.runs.remove(launch)))
+            self._task(self._in_thread(lambda: self._remove(launch)))
 
     async def close(self) -> None:
-        """Let go of everything. What is being started or settled is waited for, and then runs on."""
+        """Let go of everything. What is being started or settled is waited for, and then runs on; not for ever, where
+        the machine has no room for it: the next server finds it."""
         while self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=_LAST_S)
+            for task in late:
+                task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
         for run in self._known.values():
             self._unwatch(run)
@@ -146,29 +176,42 @@ class LocalBackend:
     # Starting.
 
     async def _launch(self, run: _Run, launch: Launch) -> None:
+        """Whatever happens, this ends with a process that is watched, an exit that is told, or a `LaunchError`."""
         try:
             env = await self._in_thread(lambda: self._prepare(launch))
         except BaseException:
             del self._known[launch.id]
             raise
         server, why = await self._warm_server(launch, env)
-        for order in run.orders:
-            self.runs.order(launch.id, order)
-        out, into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            how, why = await self._in_thread(lambda: self._start(run, launch, env, server, why, into))
-        except OSError:
-            # The machine has no room for another process; whether one came into being is for the lock to say.
-            os.close(out)
+            for order in run.orders:
+                self.runs.order(launch.id, order)
+            out, into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            # Nobody was asked to start anything yet.
+            del self._known[launch.id]
+            await self._in_thread(lambda: self._remove(launch.id))
+            raise LaunchFault(_described(error)) from None
+        word: dict[str, Any] = {}
+        try:
+            try:
+                how, why = await self._in_thread(lambda: self._start(run, launch, env, server, why, into))
+            except OSError:
+                os.close(out)
+                raise
+            finally:
+                os.close(into)
+            word = await _line(out)
+            if "refused" in word:
+                await self._refused(run, word)
+            run.listens = bool(word)
+            self._watch(run)
+        except (OSError, ValueError) as error:
+            # The machine has no room for another process, or for a look at it; whether one came into being is for the
+            # lock to say.
+            _log.warning("launch %s: %s", launch.id, error)
             await self._settle(run)
             return
-        finally:
-            os.close(into)
-        word = await _line(out)
-        if "refused" in word:
-            await self._refused(run, word["refused"])
-        run.listens = bool(word)
-        self._watch(run)
         if word.get("pid"):
             self._tell(Started(launch=run.launch, pid=word["pid"], how=how, why=why))
 
@@ -177,6 +220,12 @@ class LocalBackend:
 
         The answer is the worker's environment.
         """
+        try:
+            return self._prepared(launch)
+        except OSError as error:
+            raise LaunchFault(_described(error, str(self.runs.folder))) from None
+
+    def _prepared(self, launch: Launch) -> dict[str, str]:
         if launch.node not in {node.name for node in self._nodes}:
             raise LaunchError(f"there is no node {launch.node!r}")
         env = {**launch.env, **self._machine.variables(launch), containment.MARK: launch.id}
@@ -192,8 +241,6 @@ class LocalBackend:
         }
         try:
             self.runs.create(launch, env, self._machine.affinity(launch), **words)
-        except OSError as error:
-            raise LaunchFault(f"{error.filename or self.runs.folder}: {error.strerror}") from None
         except ValueError as error:
             raise LaunchError(str(error)) from None
         return env
@@ -208,7 +255,12 @@ class LocalBackend:
             return None, f"{launch.command[0]} is no Python interpreter"
         forks = self._forks
         while True:
-            server, why = await self._in_thread(lambda: _willing(forks, python, launch, env))
+            try:
+                server, why = await self._in_thread(lambda: _willing(forks, python, launch, env))
+            except Exception as error:
+                # Without one it only starts later.
+                _log.warning("no fork server for %s", launch.id, exc_info=error)
+                return None, f"the fork server cannot be asked: {error}"
             if server is None or server.ready or server.failure:
                 return (None, why) if why else (server, "")
             await asyncio.sleep(_LOOK_AGAIN_S)
@@ -230,15 +282,15 @@ class LocalBackend:
         run.pidfd = os.pidfd_open(run.pid)
         return "plain", why
 
-    async def _refused(self, run: _Run, problem: str) -> None:
+    async def _refused(self, run: _Run, word: Mapping[str, Any]) -> None:
         """The supervisor could not start the worker; nothing may be left of the attempt when the caller hears it."""
         await _readable(run.pidfd)
         self._unwatch(run)
         _reap(run.pid)
         run.over = True
         del self._known[run.launch]
-        await self._in_thread(lambda: self.runs.remove(run.launch))
-        raise LaunchError(problem)
+        await self._in_thread(lambda: self._remove(run.launch))
+        raise (LaunchFault if word.get("passing") else LaunchError)(word["refused"])
 
     # Watching.
 
@@ -257,31 +309,55 @@ class LocalBackend:
         """A supervisor has."""
         self._unwatch(run)
         _reap(run.pid)
-        if (exit := self.runs.exit(run.launch)) is not None:
+        try:
+            exit = self.runs.exit(run.launch)
+        except (OSError, ValueError, TypeError):
+            exit = None
+        if exit is not None:
             self._over(run, exit)
         else:
-            self._task(self._settle(run))
+            self._attend(run)
+
+    def _attend(self, run: _Run) -> asyncio.Task[None]:
+        run.work = self._task(self._settle(run))
+        return run.work
 
     async def _settle(self, run: _Run) -> None:
-        """Find out about a launch whose supervisor we do not watch: watch it, or report its end."""
-        while not self._adopt(run):
-            if (exit := await self._in_thread(lambda: self._find_exit(run.launch))) is not None:
-                self._over(run, exit)
-                return
-            # It has a supervisor, which has not yet said who it is, or is just going.
-            await asyncio.sleep(_LOOK_AGAIN_S)
+        """Find out about a launch whose supervisor we do not watch: watch it, or report its end. A machine that has no
+        room for the look, or for the exit that we have to write, is asked until it has."""
+        exit, trouble = None, ""
+        while exit is None:
+            wait_s = _LOOK_AGAIN_S
+            try:
+                self._unwatch(run)
+                if self._adopt(run):
+                    return
+                # None: it has a supervisor, which has not yet said who it is, or is just going.
+                exit = await self._in_thread(lambda: self._find_exit(run.launch))
+            except OSError as error:
+                wait_s = _TRY_AGAIN_S
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.warning("launch %s: %s; it is tried again", run.launch, error)
+            if exit is None:
+                await asyncio.sleep(wait_s)
+        self._over(run, exit)
 
     def _find_exit(self, launch: str) -> Exit | None:
         """In a thread: the exit that is written, or the one that we have to write. None: its supervisor lives."""
         try:
             return self.runs.exit(launch) or self.runs.give_up(launch, self._clock())
-        except ValueError as error:
+        except (ValueError, TypeError, LookupError) as error:
             return lost(launch, str(error), self._clock())
+        except OSError as error:
+            if supervisor.passes(error):
+                raise
+            return lost(launch, _described(error), self._clock())
 
     def _adopt(self, run: _Run) -> bool:
         try:
             running = None if self.runs.exit(run.launch) else self.runs.running(run.launch)
-        except ValueError:
+        except (ValueError, TypeError, LookupError):
             return False
         if running is None:
             return False
@@ -315,9 +391,16 @@ class LocalBackend:
         if run is None or run.over:
             return
         run.orders.append(what)
+        self._pass_on(run, what)
+
+    def _pass_on(self, run: _Run, what: str) -> None:
+        if run.over:
+            return
         try:
-            self.runs.order(launch, what)
+            self.runs.order(run.launch, what)
         except OSError:  # The disk is full. A restarted server will not know that it had asked.
+            if run.pidfd == -1 or not run.listens:
+                asyncio.get_running_loop().call_later(_TRY_AGAIN_S, self._pass_on, run, what)
             self._signal(run, supervisor.ORDERED[what])
         self._signal(run, supervisor.WAKE)
 
@@ -338,8 +421,20 @@ class LocalBackend:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    async def _start_threads(self) -> None:
+        """All of them now: one that could not be started when it is needed would leave its work to chance."""
+        together = threading.Barrier(_THREADS)
+        await asyncio.gather(*(self._in_thread(lambda: together.wait(_PATIENCE_S)) for _ in range(_THREADS)))
+
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _remove(self, launch: str) -> None:
+        """In a thread. What stays is found by the next server."""
+        try:
+            self.runs.remove(launch)
+        except OSError as error:
+            _log.warning("%s cannot be removed: %s", launch, error)
 
 
 def _check(launch: Launch, env: dict[str, str]) -> None:
@@ -358,7 +453,13 @@ def _check(launch: Launch, env: dict[str, str]) -> None:
         with open(launch.log, "ab"):
             pass
     except OSError as error:
-        raise LaunchError(f"the log {launch.log} cannot be written: {error.strerror}") from None
+        kind = LaunchFault if supervisor.passes(error) else LaunchError
+        raise kind(f"the log {launch.log} cannot be written: {error.strerror}") from None
+
+
+def _described(error: OSError, where: str = "") -> str:
+    place = error.filename or where
+    return f"{place}: {error.strerror or error}" if place else str(error.strerror or error)
 
 
 def _program(launch: Launch, env: dict[str, str]) -> str | None:

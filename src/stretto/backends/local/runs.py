@@ -132,9 +132,10 @@ class Runs:
         is just coming finds the lock taken or the exit written, and starts nothing.
         """
         path = str(self.path(launch))
+        came = os.path.exists(os.path.join(path, supervisor.LOCK))
         lock = supervisor.take(path)
         if lock < 0:
-            return None if os.path.isdir(path) else lost(launch, "it was never started", at_s)
+            return None if os.path.isdir(path) else lost(launch, "it was never started", at_s, never=True)
         try:
             if (written := self.exit(launch)) is not None:
                 return written
@@ -146,7 +147,7 @@ class Runs:
                 containment.Box(words["box"]).end(session, since, noted["tree"])
             text = f"its supervisor, process {running.pid}, died" if running else "its supervisor never came"
             asked = self.asked(launch)
-            exit = lost(launch, text + self._complaint(launch), at_s, asked=asked)
+            exit = lost(launch, text + self._complaint(launch), at_s, asked=asked, never=not (came or running or asked))
             supervisor.write(path, supervisor.EXIT, _words(exit))
             return exit
         finally:
@@ -170,8 +171,8 @@ class Runs:
         return ""
 
 
-def lost(launch: str, text: str, at_s: float, *, asked: bool = False) -> Exit:
-    return Exit(launch=launch, how="lost", text=text, at_s=at_s, asked=asked)
+def lost(launch: str, text: str, at_s: float, *, asked: bool = False, never: bool = False) -> Exit:
+    return Exit(launch=launch, how="lost", text=text, at_s=at_s, asked=asked, never=never)
 
 
 def server_lock(data: Path) -> Path:
@@ -232,4 +233,5 @@ def log_start(fd: int) -> int:
 
 
 def _words(exit: Exit) -> dict[str, Any]:
-    return {"how": exit.how, "status": exit.status, "text": exit.text, "at_s": exit.at_s, "asked": exit.asked}
+    words = {"how": exit.how, "status": exit.status, "text": exit.text, "at_s": exit.at_s, "asked": exit.asked}
+    return {**words, "never": True} if exit.never else words

@@ -63,6 +63,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _BLOCK = 4096
 
+_PASSING = frozenset({
+    errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EIO,
+    errno.EROFS, errno.ESTALE,
+})  # fmt: skip
+
 _AWAITED = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, WAKE, *ORDERED.values())
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -83,9 +88,10 @@ def supervise(folder: str, ready: int, how: str, why: str = "") -> None:
         os.chdir("/")
         is_worker = Supervisor(folder, launch, lock, ready, how, why).run()
     except BaseException:
-        import traceback
+        with contextlib.suppress(BaseException):
+            import traceback
 
-        traceback.print_exc()
+            traceback.print_exc()
         os._exit(1)
     if not is_worker:
         os._exit(0)
@@ -106,11 +112,16 @@ def take(folder: str) -> int:
 
 
 def read(folder: str, name: str) -> dict[str, Any] | None:
-    """The contents of one of its files; None when it is not there, or was never completed."""
+    """The contents of one of its files; None when it is not there, or was never completed. A machine that has no room
+    to read it, which says nothing of the file, is an `OSError`."""
     try:
         with open(os.path.join(folder, name), "rb") as file:
             words = json.load(file)
-    except (OSError, ValueError):
+    except OSError as error:
+        if passes(error):
+            raise
+        return None
+    except ValueError:
         return None
     return words if isinstance(words, dict) else None
 
@@ -132,6 +143,17 @@ def write(folder: str, name: str, words: dict[str, Any], durable: bool = True) -
         raise
     if durable:
         sync(folder)
+
+
+def passes(error: OSError) -> bool:
+    """Whether it is the machine's fault, which may be over a little later: no room, no descriptors, a bad disk."""
+    return error.errno in _PASSING
+
+
+def complain(text: str) -> None:
+    """Nobody dies of a log that cannot be written."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def sync(folder: str) -> None:
@@ -167,6 +189,8 @@ class Supervisor:
         self.orders_read = 0
         self.kill_at_s: float | None = None
         self.server_seen_s = time.monotonic()
+        self.unwritten: dict[str, Any] | None = None
+        """What is to be written down about us, as long as it could not be."""
         self.log = -1
         self.tree: list[tuple[int, int]] = []
 
@@ -180,8 +204,9 @@ class Supervisor:
             self._finish({"how": "signalled", "status": int(number)}, "it was asked to end before it had started")
             self._tell({"pid": 0})
             return False
-        if problem := self._start():
-            self._refuse(problem)
+        problem, passing = self._start()
+        if problem:
+            self._refuse(problem, passing)
             return False
         if not self.worker:
             return True
@@ -193,26 +218,27 @@ class Supervisor:
         self._finish(ended(self.status or 0), self.box.out_of_memory() or self.text)
         return False
 
-    def _start(self) -> str:
-        """Fork the worker; what kept it from running, if anything did. In the worker `self.worker` is 0."""
+    def _start(self) -> tuple[str, bool]:
+        """Fork the worker; what kept it from running, if anything did, and whether that may pass. In the worker
+        `self.worker` is 0."""
+        parent = os.getpid()
         try:
             self.box.make()
             self.log = os.open(self.launch["log"], os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            problems, into = os.pipe2(os.O_CLOEXEC)
+            self.worker = os.fork()
         except OSError as error:
-            return f"{error.filename}: {error.strerror}"
-        problems, into = os.pipe2(os.O_CLOEXEC)
-        parent = os.getpid()
-        self.worker = os.fork()
+            return f"{error.filename or 'a process'}: {error.strerror}", passes(error)
         if self.worker == 0:
             os.close(problems)
             self._become_worker(parent, into)
-            return ""
+            return "", False
         os.close(into)
         with open(problems, "rb") as file:
-            problem = file.read().decode(errors="replace")
+            number, _, problem = file.read().decode(errors="replace").partition(" ")
         if problem:
             os.waitpid(self.worker, 0)
-        return problem
+        return problem, number.isdecimal() and int(number) in _PASSING
 
     def _become_worker(self, parent: int, into: int) -> None:
         """In the fork. Returns when the rest is done by the warm interpreter."""
@@ -235,7 +261,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
             os.execvpe(self.launch["command"][0], self.launch["command"], self.launch["env"])
         except OSError as error:
-            text = f"{error.filename or self.launch['command'][0]}: {error.strerror}"
+            text = f"{error.errno} {error.filename or self.launch['command'][0]}: {error.strerror}"
             os.write(into, text.encode())
             os._exit(127)
 
@@ -267,25 +293,32 @@ class Supervisor:
             "how": self.how,
             "why": self.why,
         }
-        with contextlib.suppress(OSError):  # A full disk: the server has it from us, and the next one will wait.
-            write(self.folder, RUNNING, words, durable=False)
+        self.unwritten = words
+        self._write_down()
         self._tell({"pid": self.worker})
+
+    def _write_down(self) -> None:
+        """Where the disk is full the server has it from us, and the next one waits until there is room."""
+        if self.unwritten is not None:
+            with contextlib.suppress(OSError):
+                write(self.folder, RUNNING, self.unwritten, durable=False)
+                self.unwritten = None
 
     def _take_in(self) -> None:
         """Put the worker into its groups while it runs: the kernel takes its time, which a warm start has not."""
         try:
             self.box.take_in(self.worker)
         except OSError as error:
-            print(f"{error.filename}: {error.strerror}", file=sys.stderr, flush=True)
+            complain(f"{error.filename}: {error.strerror}")
 
     def _tell(self, words: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.write(self.ready, json.dumps(words).encode() + b"\n")
         os.close(self.ready)
 
-    def _refuse(self, problem: str) -> None:
-        self._finish({"how": "refused", "status": 0}, problem)
-        self._tell({"refused": problem})
+    def _refuse(self, problem: str, passing: bool) -> None:
+        self._finish({"how": "lost" if passing else "refused", "status": 0}, problem)
+        self._tell({"refused": problem, "passing": passing})
 
     def _watch(self) -> None:
         """Wait for the worker's end, and do meanwhile what there is to do."""
@@ -299,9 +332,11 @@ class Supervisor:
             now_s = time.monotonic()
             if now_s >= tick_s:
                 tick_s = now_s + TICK_S
-                self._look_for_server(now_s)
-                bound(self.log, self.launch["log_bytes"])
-                self._note_tree()
+                for chore in (self._write_down, self._look_for_server, self._bound_log, self._note_tree):
+                    try:
+                        chore()
+                    except OSError as error:  # The worker does not die of what fails here.
+                        complain(f"{error.filename or chore.__name__}: {error.strerror}")
             if self.kill_at_s is not None and now_s >= self.kill_at_s:
                 self.kill_at_s = None
                 self._end_tree()
@@ -336,7 +371,10 @@ class Supervisor:
         keep the word to itself, and the program would never hear of it."""
         deadline_s = time.monotonic() + _ON_THE_WAY_S
         while True:
-            programs = [each.pid for each in containment.processes().values() if each.parent == self.worker]
+            try:
+                programs = [each.pid for each in containment.processes().values() if each.parent == self.worker]
+            except OSError:
+                return []
             on_the_way = not programs or _command_line(self.worker) in map(_command_line, programs)
             if not on_the_way or time.monotonic() > deadline_s:
                 return programs
@@ -345,14 +383,18 @@ class Supervisor:
             if self.status is not None:
                 return []
 
-    def _look_for_server(self, now_s: float) -> None:
+    def _look_for_server(self) -> None:
         """Nobody there for too long: ask the worker to end, once, and set the time for its killing."""
-        if is_held(self.launch["server_lock"]):
+        now_s = time.monotonic()
+        if is_held(self.launch["server_lock"], unknown=True):
             self.server_seen_s = now_s
         elif now_s - self.server_seen_s >= self.launch["away_s"] and not self.text:
             self.text = f"no server was there for {self.launch['away_s']:g} s"
             self.kill_at_s = now_s + self.launch["grace_s"]
             self._obey(["terminate"])
+
+    def _bound_log(self) -> None:
+        bound(self.log, self.launch["log_bytes"])
 
     def _note_tree(self) -> None:
         """For the server, should we be killed: without a control group it could not find those without the mark."""
@@ -382,7 +424,8 @@ class Supervisor:
         pause_s = 0.001
         while self._reap():
             self.box.strike()
-            containment.kill_all(containment.descendants(os.getpid()))
+            with contextlib.suppress(OSError):  # No descriptor to look with: at the next turn.
+                containment.kill_all(containment.descendants(os.getpid()))
             signal.sigtimedwait((signal.SIGCHLD,), pause_s)
             pause_s = min(0.25, pause_s * 2)
 
@@ -395,9 +438,10 @@ class Supervisor:
             except FileNotFoundError:
                 break  # The run directory is gone, and with it everybody who might ask.
             except OSError as error:
-                print(f"{EXIT}: {error.strerror}", file=sys.stderr, flush=True)
+                complain(f"{EXIT}: {error.strerror}")
                 signal.sigtimedwait((WAKE,), TICK_S)
-        self.box.remove()
+        with contextlib.suppress(OSError):
+            self.box.remove()
 
 
 def _command_line(pid: int) -> bytes:
@@ -406,12 +450,13 @@ def _command_line(pid: int) -> bytes:
     return b""
 
 
-def is_held(path: str) -> bool:
-    """Whether somebody holds the lock on this file; we hold it ourselves for an instant, shared, to find out."""
+def is_held(path: str, unknown: bool = False) -> bool:
+    """Whether somebody holds the lock on this file; we hold it ourselves for an instant, shared, to find out.
+    `unknown`: what to say where the machine has no room to look."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
+    except OSError as error:
+        return unknown and passes(error)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

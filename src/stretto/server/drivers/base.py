@@ -67,6 +67,8 @@ class Surroundings:
     """Asks a worker that leaves to end."""
     environment: Mapping[str, str]
     """The server's own."""
+    heard: Callable[[float], float] = lambda at_s: at_s
+    """What the machine's clock says, and with it the dates of files, as `clock` has it."""
     disturbed: Callable[[int, float, float], bool] = lambda job, since_s, until_s: False
     """Whether neighbours of a job came or went in that time."""
     looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LOOKS))
@@ -129,6 +131,11 @@ class Driver(ABC):
     def members(self, count: int) -> Sequence[int]:
         """What tells so many newcomers apart, and is remembered with them."""
         return range(count)
+
+    @property
+    def port(self) -> int:
+        """Where newcomers that are started together meet; 0: they need no place. It is remembered with them."""
+        return 0
 
     def command(self, member: int, env: Mapping[str, str]) -> tuple[str, ...]:
         """What a worker executes."""

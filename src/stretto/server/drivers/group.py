@@ -42,7 +42,7 @@ _CLOCK_TICK_S = 0.02
 class GroupDriver(Driver):
     def __init__(self, active: Active, surroundings: Surroundings) -> None:
         super().__init__(active, surroundings)
-        self._port = 0
+        self._port = next((worker.port for worker in active.job.workers), 0)
         self._ended_well = bool(active.job.workers) and active.job.finished > 0
         self._taken = False
         """A member was taken away by somebody else, and the others cannot go on without it."""
@@ -56,12 +56,18 @@ class GroupDriver(Driver):
         self._early = False
         """They were asked so soon after their start that their script may not have been able to listen."""
         self.checkpoints = self._find_checkpoints() if active.job.level == "restart" else None
-        self._saves = None if self.checkpoints is None else Saves(self.checkpoints, surroundings.clock)
+        self._saves = (
+            None if self.checkpoints is None else Saves(self.checkpoints, surroundings.clock, surroundings.heard)
+        )
         self._looking = None if self._saves is None else asyncio.create_task(self._look(self._saves))
 
     @property
     def joined(self) -> frozenset[str]:
         return frozenset(worker.name for worker in self.active.job.workers if worker.pid)
+
+    @property
+    def port(self) -> int:
+        return self._port
 
     @property
     def ending(self) -> bool:
