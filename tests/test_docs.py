@@ -32,6 +32,12 @@ NOT_FOR_SCRIPTS = (
     "recover",
     "refuse_forks",
     "uses_late",
+    "refuse_threads",
+    "members",
+    "loop_seed",
+    "in_loop",
+    "goes_on",
+    "pauses",
 )
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 

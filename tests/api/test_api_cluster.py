@@ -126,6 +126,7 @@ def test_a_worker_without_the_secret_is_sent_away(api: Api) -> None:
     job = api.submit("sleep 60", elastic={"min": 1, "max": 2})
     api.until(job["id"], "running")
     with connect(api.websocket(f"/v1/jobs/{job['id']}/join")) as socket:
+        assert json.loads(socket.recv(timeout=30))["kind"] == "challenge"
         socket.send("this is no message")
         assert json.loads(socket.recv(timeout=30))["kind"] == "evict"
         with pytest.raises(ConnectionClosed) as closed:

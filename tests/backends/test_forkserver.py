@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import json
 import os
 import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import venv
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from living import alive, wait_until
 
-from stretto.backends.local.forkserver import ForkServer, ForkServers, at_start, parse
+from stretto.backends.local.forkserver import Forked, ForkFailed, ForkServer, ForkServers, at_start, parse
 from stretto.backends.local.launch import launch
 
 PYTHON = sys.executable
@@ -474,3 +479,200 @@ print(random.random(), numpy.random.rand(), torch.rand(1).item())
     assert one != forked(torch_server, command, folder, {**env, "STRETTO_TOKEN": "abd"})
     seeded = [PYTHON, "seeded.py"]
     assert plain(seeded, folder, env) == plain(seeded, folder, dict(os.environ))
+
+
+SEARCH = """
+import os, sys
+wanted = sys.argv[1][::-1].encode()
+print(wanted in open("/proc/self/environ", "rb").read())
+found = 0
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", buffering=0) as memory:
+    for line in maps:
+        span, kind, *_ = line.split()
+        begin, end = (int(one, 16) for one in span.split("-"))
+        if kind.startswith("rw"):
+            try:
+                memory.seek(begin)
+                while begin < end:
+                    piece = memory.read(min(end - begin, 1 << 24))
+                    at = -1
+                    while (at := piece.find(wanted, at + 1)) >= 0:
+                        found += 1
+                    begin += len(piece)
+                    del piece
+            except (OSError, OverflowError, ValueError):
+                pass
+print(found)
+"""
+
+
+def test_nothing_of_one_job_is_left_for_the_next(folder: Path, cache: Path) -> None:
+    """Neither in what /proc shows of a worker, nor in the memory that it inherits."""
+    canary = "canary-" + os.urandom(16).hex()
+    (folder / "script.py").write_text("import os; print(os.environ['API_KEY'])")
+    (folder / "search.py").write_text(SEARCH)
+    secretive = {**os.environ, "API_KEY": canary}
+    with ForkServers(preload=("numpy",), cache=cache) as servers:
+        server = servers.get(PYTHON, secretive)
+        assert server.wait_ready(), server.failure
+        own = search(server, folder, canary)
+        for _ in range(3):
+            assert forked(server, [PYTHON, "script.py"], folder, secretive) == (f"{canary}\n", 0)
+        assert servers.get(PYTHON, os.environ) is server
+        assert search(server, folder, canary) == own, "as often as where there never was such a job"
+        entries = Path(f"/proc/{server.pid}/environ").read_bytes().decode().split("\0")
+    assert not any(canary in entry for entry in entries)
+    listed = {"PATH", "USER", "LOGNAME", "SHELL", "TZ", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX", "LANGUAGE", "HOME"}
+    listed |= {"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"}
+    shown = {entry.partition("=")[0] for entry in entries if entry}
+    assert shown <= listed | {"STRETTO_LAUNCH"} | at_start(os.environ).keys()
+
+
+def search(server: ForkServer, folder: Path, canary: str) -> int:
+    """How often it lies in the memory of a fork that does not know it but by its search."""
+    said, status = forked(server, [PYTHON, "search.py", canary[::-1]], folder)
+    assert status == 0, said
+    in_proc, found = said.split()
+    assert in_proc == "False"
+    return int(found)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_one_that_was_not_asked_for_the_longest_time_makes_room(cache: Path) -> None:
+    clock = Clock()
+    with ForkServers(preload=(), cache=cache, most=2, clock=clock) as servers:
+
+        def get(value: str) -> ForkServer:
+            server = servers.get(PYTHON, {**os.environ, "TORCH_X": value})
+            assert server.wait_ready(), server.failure
+            return server
+
+        first, second = get("1"), get("2")
+        with pytest.raises(ForkFailed, match="all of them are at work"):
+            get("3")
+        clock.now_s += 60.0
+        assert get("1") is first
+        clock.now_s += 60.0
+        third = get("3")
+        wait_until(lambda: not second.alive)
+        assert first.alive
+        assert third.alive
+        assert get("1") is first
+
+
+def test_nobody_makes_room_who_is_forking(folder: Path, cache: Path) -> None:
+    clock = Clock()
+    (folder / "script.py").touch()
+    env = {**os.environ, "TORCH_X": "1"}
+    with ForkServers(preload=(), cache=cache, most=1, clock=clock) as servers, open(os.devnull) as nothing:
+        server = servers.get(PYTHON, env)
+        assert server.wait_ready(), server.failure
+        clock.now_s += 60.0
+        made: list[Forked] = []
+        stdio = (nothing.fileno(), nothing.fileno(), nothing.fileno())
+        asking = threading.Thread(
+            target=lambda: made.append(server.fork([PYTHON, "script.py"], env, str(folder), stdio))
+        )
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            asking.start()
+            wait_until(lambda: server.busy)
+            with pytest.raises(ForkFailed, match="all of them are at work"):
+                servers.get(PYTHON, {**os.environ, "TORCH_X": "2"})
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+            asking.join()
+        (worker,) = made
+        worker.connection.close()
+        os.close(worker.pidfd)
+
+
+def test_who_is_not_asked_for_long_ends_but_for_our_own(cache: Path) -> None:
+    clock = Clock()
+    with ForkServers(preload=(), cache=cache, idle_s=100.0, clock=clock) as servers:
+        own, other = (servers.get(PYTHON, {**os.environ, **more}) for more in ({}, {"TORCH_X": "1"}))
+        assert own.wait_ready()
+        assert other.wait_ready()
+        clock.now_s += 99.0
+        servers.tend()
+        assert other.alive
+        clock.now_s += 2.0
+        servers.tend()
+        wait_until(lambda: not other.alive)
+        assert own.alive
+
+
+def test_they_are_bounded_in_memory(cache: Path) -> None:
+    clock = Clock()
+    with ForkServers(preload=(), cache=cache, most_mib=1, clock=clock) as servers:
+        first = servers.get(PYTHON, {**os.environ, "TORCH_X": "1"})
+        assert first.wait_ready()
+        assert first.memory_mib() > 1
+        clock.now_s += 60.0
+        servers.get(PYTHON, {**os.environ, "TORCH_X": "2"})
+        wait_until(lambda: not first.alive)
+
+
+@pytest.mark.parametrize("name", ["PYTHONHASHSEED", "PYTHONPATH", "LD_PRELOAD", "PYTHONMALLOC"])
+def test_for_what_differs_from_run_to_run_there_is_no_server(cache: Path, name: str) -> None:
+    with ForkServers(preload=(), cache=cache) as servers, pytest.raises(ForkFailed, match=name):
+        servers.get(PYTHON, {**os.environ, name: "1"})
+
+
+def test_who_does_not_ask_holds_up_nobody(bare: ForkServer, folder: Path) -> None:
+    (folder / "script.py").write_text("print('here')")
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            client.connect(bare.address)
+        assert forked(bare, [PYTHON, "script.py"], folder) == ("here\n", 0)
+
+
+WORDS = st.sampled_from([b"fork", b"supervise", b"\0", b"retire"]) | st.binary(min_size=1, max_size=100)
+VALUES = st.recursive(
+    st.none() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["env", "cwd", "x"]), inner),
+)
+
+
+def test_the_server_survives_whatever_it_is_asked(bare: ForkServer, folder: Path) -> None:
+    @settings(max_examples=25)
+    @given(WORDS, st.binary(max_size=200) | VALUES.map(lambda value: json.dumps(value).encode()), st.integers(0, 6))
+    def ask(word: bytes, request: bytes, files: int) -> None:
+        with (
+            open(os.memfd_create("request"), "wb", buffering=0) as file,
+            open(os.devnull, "r+b") as nothing,
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client,
+        ):
+            file.write(request)
+            client.settimeout(20.0)
+            client.connect(bare.address)
+            socket.send_fds(client, [word], [file.fileno(), *[nothing.fileno()] * 5][:files])
+            data, pidfds, _, _ = socket.recv_fds(client, 65536, 1, socket.MSG_CMSG_CLOEXEC)
+            for pidfd in pidfds:
+                os.close(pidfd)
+            assert json.loads(data).keys() & {"error", "pid"}
+
+    ask()
+    (folder / "script.py").write_text("print('still here')")
+    assert forked(bare, [PYTHON, "script.py"], folder) == ("still here\n", 0)
+
+
+def test_a_server_that_speaks_another_language_is_a_failure(cache: Path, tmp_path: Path) -> None:
+    python = make_environment(tmp_path / "env")
+    packages = next((tmp_path / "env").glob("lib/python*/site-packages"))
+    for said in (b"nonsense", b"[1]", b'{"modules": "many"}', b"[" * 100_000, b"\xff"):
+        (packages / "rogue.py").write_text(
+            "import json, socket, sys, time\n"
+            "config = json.load(open(sys.argv[2]))\n"
+            f"socket.socket(fileno=config['control']).send({said!r})\ntime.sleep(600)\n"
+        )
+        with ForkServer(python, preload=("rogue",), cache=cache) as server:
+            assert not server.wait_ready()
+            assert "does not speak our language" in server.failure

@@ -75,7 +75,6 @@ class Process:
         return m.Hello(
             worker=self.name,
             incarnation=self.incarnation,
-            token="secret",
             address=self.address,
             generation=self.generation,
             applied=len(self.lineage),

@@ -25,6 +25,8 @@ from stretto.control.coordination import Coordination
 from stretto.control.events import Done, Failed
 from stretto.control.roster import Settings, State
 from stretto.runtime import messages as m
+from stretto.runtime.handshake import Secret
+from stretto.runtime.introduction import introduced
 
 PATIENCE_S = 20.0
 QUICK = Settings(token="secret", min_workers=2, want=2, heartbeat_timeout_s=60.0)
@@ -37,8 +39,9 @@ class Client:
         self.name = name
         self._open = contextlib.ExitStack()
         self.socket: ClientConnection = self._open.enter_context(connect(url))
-        given = {"worker": name, "incarnation": f"i-{name}", "token": "secret", "address": "h:1"} | changes
-        self.say(m.Hello(**given))
+        secret = changes.pop("token", "secret")
+        given = {"worker": name, "incarnation": f"i-{name}", "address": "h:1"} | changes
+        self.say(introduced(m.Hello(**given), self.hear(m.Challenge), Secret(secret)))
 
     def say(self, message: m.Message) -> None:
         self.socket.send(m.encode(message))
@@ -180,6 +183,7 @@ def test_a_refused_worker_is_told_why_and_hung_up_on(tmp_path: Path) -> None:
 def test_what_is_not_a_message_harms_nobody(tmp_path: Path, text: str | bytes) -> None:
     with serving(tmp_path / "journal") as (coordination, _):
         with connect(coordination.url) as socket:
+            assert isinstance(m.decode(socket.recv(timeout=PATIENCE_S)), m.Challenge)
             socket.send(text)
             assert isinstance(m.decode(socket.recv(timeout=PATIENCE_S)), m.Evict)
             with pytest.raises(ConnectionClosed):

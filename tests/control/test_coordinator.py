@@ -38,7 +38,7 @@ class Desk:
 
     def hello(self, name: str, **changes: object) -> list[e.Effect]:
         self.lines[name] = next(self.numbers)
-        given: dict[str, object] = {"worker": name, "incarnation": f"i-{name}", "token": "secret", "address": "h:1"}
+        given: dict[str, object] = {"worker": name, "incarnation": f"i-{name}", "address": "h:1"}
         return self.tell(e.Received(self.lines[name], m.Hello(**(given | changes))))  # type: ignore[arg-type]
 
     def say(self, name: str, message: m.Message) -> list[e.Effect]:
@@ -72,12 +72,6 @@ def beat(step: int, generation: int = 1, **more: Any) -> m.Heartbeat:
 
 
 # Who is who.
-
-
-def test_a_wrong_token_is_refused() -> None:
-    desk = Desk()
-    assert "token is wrong" in refusals(desk.hello("w1", token="other"))[0]
-    assert not desk.state.workers
 
 
 def test_another_protocol_is_refused() -> None:

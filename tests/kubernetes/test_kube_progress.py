@@ -21,6 +21,8 @@ from stretto.kubernetes.drivers import ClusterGroupDriver
 from stretto.kubernetes.kinds import PODS
 from stretto.kubernetes.metrics import exposition
 from stretto.runtime import messages as m
+from stretto.runtime.handshake import Secret
+from stretto.runtime.introduction import introduced
 from stretto.server.drivers.elastic import ElasticDriver
 from stretto.spec.model import JobFile
 from stretto.tasks import stop
@@ -84,8 +86,10 @@ def test_what_an_urgent_job_costs_another_is_told() -> None:
 class Spoken:
     """What a worker says, as the coordinator's socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: str, *then: m.Message) -> None:
+        """What it says first."""
         self.said: asyncio.Queue[str] = asyncio.Queue()
+        self._secret, self._then = Secret(secret), then
 
     def say(self, *messages: m.Message) -> None:
         for message in messages:
@@ -98,7 +102,10 @@ class Spoken:
         return await self.said.get()
 
     async def send(self, message: str) -> None:
-        pass
+        heard = m.decode(message)
+        if isinstance(heard, m.Challenge):
+            hello = m.Hello(worker="w0", incarnation="i", address="h:1")
+            self.say(introduced(hello, heard, self._secret), *self._then)
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         pass
@@ -114,14 +121,10 @@ def test_a_worker_that_hangs_is_told_of_and_fails_its_job() -> None:
             (active,) = controller.book
             driver = controller.loop.drivers[active.number]
             assert isinstance(driver, ElasticDriver)
-            worker = Spoken()
-            task = asyncio.create_task(driver.coordination.serve(worker))
             stuck = m.Stuck(seconds=75.0, line="train.py:41 read")
             beat = m.Heartbeat(generation=1, loop=0, step=3, applied=3, stuck=(stuck,))
-            worker.say(
-                m.Hello(worker="w0", incarnation="i", token=active.job.secret, address="h:1"), m.Ready(),
-                m.Formed(generation=1, applied=0), beat,
-            )  # fmt: skip
+            worker = Spoken(active.job.secret, m.Ready(), m.Formed(generation=1, applied=0), beat)
+            task = asyncio.create_task(driver.coordination.serve(worker))
             said = "w0 has made no step for 75 s, in the loop's body at train.py:41 read"
             await until(lambda: told(stage, "WorkerStuck"))
             (event,) = told(stage, "WorkerStuck")

@@ -11,9 +11,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
-from stretto.runtime.channel import LEASE_OVER, Channel
+from stretto.runtime.channel import LEASE_OVER, Channel, NoCoordinator
+from stretto.runtime.handshake import Secret
+from stretto.runtime.introduction import challenge, welcomed
 from stretto.runtime.member import Evicted, Member
-from stretto.runtime.messages import Evict, Heartbeat, Hello, Message, Ready, Welcome, decode, encode
+from stretto.runtime.messages import Evict, Heartbeat, Hello, Message, Proof, Ready, Welcome, decode, encode
 
 PATIENCE_S = 20.0
 
@@ -36,7 +38,7 @@ def silence(lease_s: float) -> Iterator[tuple[Member, SimpleQueue[ServerConnecti
     opening = threading.Thread(target=channel.open)
     opening.start()
     first = came.get(timeout=PATIENCE_S)
-    assert isinstance(said(first), Hello)
+    prove(first)
     first.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=0.02, lease_s=lease_s)))
     opening.join()
     came.put(first)
@@ -47,6 +49,24 @@ def silence(lease_s: float) -> Iterator[tuple[Member, SimpleQueue[ServerConnecti
         channel.close()
         server.shutdown()
         serving.join()
+
+
+def again(came: SimpleQueue[ServerConnection]) -> ServerConnection:
+    """The next connection, whose host proves itself and says nothing more."""
+    connection = came.get(timeout=PATIENCE_S)
+    prove(connection)
+    assert said(connection) == Ready(), "what holds is said again"
+    return connection
+
+
+def prove(connection: ServerConnection) -> None:
+    """As a coordinator of the job."""
+    connection.send(encode(given := challenge()))
+    hello = said(connection)
+    assert isinstance(hello, Hello)
+    proof = welcomed(hello, given, Secret("secret"))
+    assert proof is not None
+    connection.send(encode(proof))
 
 
 def said(connection: ServerConnection) -> Message:
@@ -63,10 +83,7 @@ def test_a_silent_connection_is_kept_until_another_is_welcomed() -> None:
     with silence(lease_s=PATIENCE_S) as (member, came):
         first = came.get(timeout=PATIENCE_S)
         member.state(Ready())
-        second, third = came.get(timeout=PATIENCE_S), came.get(timeout=PATIENCE_S)
-        for other in (second, third):
-            assert isinstance(said(other), Hello)
-            assert said(other) == Ready(), "what holds is said again"
+        second, third = again(came), again(came)
         for other in (first, second):
             other.send(b"still there?")
         third.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=PATIENCE_S, lease_s=PATIENCE_S)))
@@ -84,3 +101,39 @@ def test_the_end_of_the_lease_is_told_to_whoever_waits_for_a_peer() -> None:
         assert heard.get(timeout=PATIENCE_S) == Evict(reason=LEASE_OVER)
         with pytest.raises(Evicted, match=LEASE_OVER):
             member.wait(lambda: False, PATIENCE_S)
+
+
+def test_a_host_without_the_secret_is_told_nothing_and_not_believed() -> None:
+    heard: SimpleQueue[str] = SimpleQueue()
+
+    def pretend(connection: ServerConnection) -> None:
+        given = challenge()
+        connection.send(encode(given))
+        heard.put(str(connection.recv(timeout=PATIENCE_S)))
+        connection.send(encode(Proof(proof=given.nonce)))
+        connection.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=1.0, lease_s=60.0)))
+        with suppress(ConnectionClosed):
+            heard.put(str(connection.recv(timeout=PATIENCE_S)))
+        heard.put("it hung up")
+
+    server = serve(pretend, "127.0.0.1", 0)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    member = Member("w", "i", "a-secret", "h:1")
+    member.state(Ready())
+    channel = Channel(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", member)
+
+    def open_channel() -> None:
+        with suppress(NoCoordinator):
+            channel.open(1.0)
+
+    opening = threading.Thread(target=open_channel)
+    opening.start()
+    said = heard.get(timeout=PATIENCE_S)
+    assert isinstance(decode(said), Hello)
+    assert "a-secret" not in said
+    assert heard.get(timeout=PATIENCE_S) == "it hung up"
+    assert member.welcome is None
+    opening.join()
+    server.shutdown()
+    serving.join()

@@ -15,6 +15,7 @@ import msgspec
 import played_machine
 import pytest
 from machine import Machine, machine_of, play
+from played_worker import Line
 
 from stretto.api import answers
 from stretto.backends.protocol import Node
@@ -32,46 +33,6 @@ from stretto.spec.model import JobFile
 NODE = Node(name="node-0", pool="cpu", devices=4, cpu_milli=4000, memory_mib=1000)
 
 # With workers that are played.
-
-
-class Line:
-    """A worker's connection, without a wire."""
-
-    def __init__(self, driver: ElasticDriver, name: str) -> None:
-        self.name = name
-        self._said: asyncio.Queue[str] = asyncio.Queue()
-        self._heard: asyncio.Queue[m.Message] = asyncio.Queue()
-        self.task = asyncio.create_task(driver.coordination.serve(self))
-        self.say(m.Hello(worker=name, incarnation=f"i-{name}", token=driver.active.job.secret, address="h:1"))
-
-    async def __aiter__(self) -> AsyncIterator[str | bytes]:
-        while True:
-            yield await self._said.get()
-
-    async def send(self, message: str) -> None:
-        self._heard.put_nowait(m.decode(message))
-
-    async def close(self, code: int = 1000, reason: str = "") -> None:
-        return
-
-    def say(self, message: m.Message) -> None:
-        self._said.put_nowait(m.encode(message))
-
-    async def hear(self, kind: type[m.Message]) -> Any:
-        while not isinstance(message := await self._heard.get(), kind):
-            pass
-        return message
-
-    async def form(self) -> int:
-        switch = await self.hear(m.Switch)
-        self.say(m.Formed(generation=switch.generation, applied=0))
-        return int(switch.generation)
-
-    async def beat(self, generation: int, *windows: m.Window, **fields: Any) -> None:
-        """Returns when it was taken in."""
-        given = {"generation": generation, "loop": 0, "step": 0, "applied": 0, "windows": windows} | fields
-        self.say(m.Heartbeat(**given))
-        await self.hear(m.Alive)
 
 
 class Played:

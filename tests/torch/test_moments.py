@@ -170,3 +170,28 @@ def test_a_worker_that_is_sent_away_ends_whatever_its_threads_wait_for(tmp_path:
         harness.want(1)
         harness.wait(lambda: sum(worker.running for worker in harness.workers) == 1, "one has ended")
         assert harness.wait_over()["event"] == "done", harness.describe()
+
+
+def test_whoever_comes_later_may_look_at_a_batch_as_the_others_did(tmp_path: Path, warm: ForkServer) -> None:
+    with start(tmp_path, warm, 1, "a_look_first") as harness:
+        harness.wait_applied(3)
+        harness.want(2)
+        assert harness.wait_over()["event"] == "done", harness.describe()
+        assert "Exception ignored" not in harness.worker("w1").text()
+    each = found(tmp_path)
+    assert each["w0"]["weights"] == each["w1"]["weights"]
+    assert each["w0"]["shape"] == each["w1"]["shape"] == [4]
+
+
+def test_who_leaves_its_loop_before_it_is_a_member_does_not_come_to_what_follows(
+    tmp_path: Path, warm: ForkServer
+) -> None:
+    with start(tmp_path, warm, 1, "leaving_at_first_sight") as harness:
+        harness.wait_applied(3)
+        harness.want(2)
+        newcomer = harness.worker("w1")
+        harness.wait(lambda: not newcomer.running, "the newcomer's end")
+        assert newcomer.status == 1
+        assert "the script left its loop by break in its first batch, which counted for nothing" in newcomer.text()
+        assert harness.wait_over()["event"] == "done", harness.describe()
+    assert set(found(tmp_path)) == {"w0"}

@@ -1,7 +1,8 @@
 """The application on a socket: uvicorn inside an event loop that belongs to somebody else.
 
 Signals are the caller's. WebSockets have no pings of uvicorn's: a worker that freezes keeps its connection. How long
-and how much others may send, and how many there may be, is in `bounds`.
+and how much others may send, and how many there may be, is in `bounds`; messages are short until the application says
+otherwise (`websockets`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from stretto.api import bounds
+from stretto.api.websockets import BoundedWebSocket
 from stretto.errors import Occupied, UsageError
+from stretto.runtime.messages import LONGEST_UNPROVEN
 
-_MOST_MESSAGE_BYTES = 2**24
 _KEEP_ALIVE_S = 75
 _GRACE_S = 2
 
@@ -73,8 +75,8 @@ class HttpServer:
             app,
             loop="none",
             http=bounds.protocol(limits or bounds.Limits.here()),
-            ws="websockets-sansio",
-            ws_max_size=_MOST_MESSAGE_BYTES,
+            ws=BoundedWebSocket,
+            ws_max_size=LONGEST_UNPROVEN,
             ws_ping_interval=None,
             ws_per_message_deflate=False,
             lifespan="off",

@@ -15,7 +15,9 @@ It prints one JSON object a line: `{"event": "listening", "port": …}`, then `a
 and at last `done` (exit status 0) or `failed` (1). With `--stdin-commands` it takes one a line: `{"want": 3}`,
 `{"leave": ["w1"]}`, both in one, `{"exited": "w1"}` or `{"stop": true}`. A want in the journal is newer than `--want`.
 
-A refused connection gets `evict` with the reason, and is closed with code 1008.
+A refused connection gets `evict` with the reason, and is closed with code 1008. Whatever is wrong with what comes over
+one connection ends that connection, with a line in the log, and disturbs nobody else; a worker that talks without end
+is listened to now and then.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import signal
 import sys
@@ -32,12 +35,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from websockets.asyncio.server import Server, serve
+from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from stretto.control import journal as journals
+from stretto.control.admission import Admission, Refused, Socket, understood
 from stretto.control.coordinator import handle, wake_s
 from stretto.control.events import (
     Announced,
@@ -60,22 +64,21 @@ from stretto.control.events import (
     Want,
 )
 from stretto.control.roster import Settings, State
-from stretto.runtime.messages import Alive, Evict, Message, MessageError, decode, encode
+from stretto.runtime import bounds
+from stretto.runtime.messages import LONGEST_SAID, LONGEST_UNPROVEN, Alive, Evict, Hello, Message, encode
 from stretto.tasks import stop
 
-_MAX_BYTES = 2**24
+_log = logging.getLogger("stretto.control")
+
+_LONGEST_REASON = 200
+_MOST_UNREAD = 4096
+"""Messages that wait for a worker to read them."""
+_AT_ONCE, _PER_S = 500, 200.0
+"""What a worker may say: so many messages, and so many a second from then on."""
+_LAST_WORD_S = 1.0
+"""So long a refused worker may take to read why."""
 _REFUSED = 1008
 _AWAY = 1001
-
-
-class Socket(Protocol):
-    """A WebSocket, whoever accepted it. What is closed raises `ConnectionClosed` or `ConnectionError`."""
-
-    def __aiter__(self) -> AsyncIterator[str | bytes]: ...
-
-    async def send(self, message: str) -> None: ...
-
-    async def close(self, code: int = 1000, reason: str = "") -> None: ...
 
 
 class Coordination:
@@ -104,6 +107,7 @@ class Coordination:
         """How long no time has passed, altogether."""
         self._outbox: deque[Effect] = deque()
         """Effects that wait until what they depend on is kept."""
+        self._admission = Admission(settings.token)
         self._lines: dict[int, _Line] = {}
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -126,7 +130,7 @@ class Coordination:
         self.open()
         # Heartbeats are our own; a peer that freezes keeps its connection, to learn that it is out when it wakes.
         self._server = await serve(
-            self.serve, self.host, self.port, ping_interval=None, max_size=_MAX_BYTES, close_timeout=1.0
+            self._serve_own, self.host, self.port, ping_interval=None, max_size=LONGEST_UNPROVEN, close_timeout=1.0
         )
         self.port = next(iter(self._server.sockets)).getsockname()[1]
         return self.port
@@ -186,27 +190,48 @@ class Coordination:
         while self._lines:
             await self._changed.wait()
 
+    async def _serve_own(self, connection: ServerConnection) -> None:
+        await self.serve(OwnSocket(connection))
+
     async def serve(self, socket: Socket) -> None:
-        """Talk with one worker until it, or we, hang up."""
-        self._count += 1
-        number = self._count
-        line = self._lines[number] = _Line(socket)
+        """Talk with one worker until it, or we, hang up. Raises nothing, whatever it says."""
         try:
-            async for text in socket:
-                self._hear(number, text)
+            words = aiter(socket)
+            await self._talk(socket, await self._admission.admit(socket, words), words)
         except (ConnectionClosed, ConnectionError):
             pass
+        except Refused as refused:
+            _log.warning("a worker's connection was refused: %s", str(refused)[:_LONGEST_REASON])
+            with contextlib.suppress(ConnectionClosed, ConnectionError, TimeoutError):
+                async with asyncio.timeout(_LAST_WORD_S):
+                    await socket.send(encode(Evict(reason=str(refused))))
+                    await socket.close(_REFUSED, _brief(str(refused)))
+        except Exception as error:
+            _log.warning("a worker's connection was closed: %s", repr(error)[:_LONGEST_REASON])
+
+    async def _talk(self, socket: Socket, hello: Hello, words: AsyncIterator[str | bytes]) -> None:
+        self._count += 1
+        number = self._count
+        patience, pace = asyncio.timeout(None), _Pace(self._loop.time())
+        line = self._lines[number] = _Line(socket, patience)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with patience:
+                    self._dispatch(Received(number, hello))
+                    async for text in words:
+                        self._hear(number, text)
+                        if line.ending:
+                            break
+                        await asyncio.sleep(pace.rest_s(self._loop.time()))
         finally:
             del self._lines[number]
             await line.close()
             self._dispatch(Closed(number))
 
     def _hear(self, number: int, text: str | bytes) -> None:
-        try:
-            message = decode(text)
-        except MessageError as error:
-            self._carry_out(Refuse(number, f"not understood: {error}"))
-            return
+        message = understood(text, LONGEST_SAID)
+        if isinstance(message, Hello):
+            raise Refused("a worker says hello once")
         self._dispatch(Received(number, message))
 
     def _dispatch(self, event: Event) -> None:
@@ -319,22 +344,33 @@ def _is_alive(effect: Effect) -> bool:
 class _Line:
     """A connection with a queue of its own, so that a peer that does not read holds nobody up."""
 
-    def __init__(self, socket: Socket) -> None:
-        self._socket = socket
+    def __init__(self, socket: Socket, patience: asyncio.Timeout) -> None:
+        """`patience` is ended when the peer has not read for too long."""
+        self._socket, self._patience = socket, patience
         self._queue: asyncio.Queue[str | tuple[int, str]] = asyncio.Queue()
+        self.ending = False
+        """We have hung up, or are about to."""
         self._task = asyncio.create_task(self._write())
 
     def send(self, message: Message) -> None:
-        self._queue.put_nowait(encode(message))
+        if self._queue.qsize() < _MOST_UNREAD:
+            self._queue.put_nowait(encode(message))
+        elif not self.ending:
+            self.ending = True
+            self._task.cancel()
+            self._patience.reschedule(asyncio.get_running_loop().time())
 
     def refuse(self, text: str) -> None:
         self.send(Evict(reason=text))
-        self._queue.put_nowait((_REFUSED, text.encode()[:120].decode(errors="ignore")))
+        self.hang_up(_REFUSED, _brief(text))
 
     def hang_up(self, code: int = 1000, why: str = "replaced by a newer connection") -> None:
+        self.ending = True
         self._queue.put_nowait((code, why))
 
     async def close(self) -> None:
+        if self.ending and not self._task.done():
+            await asyncio.wait([self._task], timeout=_LAST_WORD_S)
         await stop(self._task)
 
     async def _write(self) -> None:
@@ -345,6 +381,42 @@ class _Line:
                     await self._socket.close(*item)
                     return
                 await self._socket.send(item)
+
+
+class _Pace:
+    """How long to listen to others before the next message of somebody who says much."""
+
+    def __init__(self, now_s: float) -> None:
+        self._left, self._since_s = float(_AT_ONCE), now_s
+
+    def rest_s(self, now_s: float) -> float:
+        self._left = min(_AT_ONCE, self._left + (now_s - self._since_s) * _PER_S) - 1
+        self._since_s = now_s
+        return max(0.0, -self._left / _PER_S)
+
+
+class OwnSocket:
+    """A connection to a port of our own."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
+
+    def __aiter__(self) -> AsyncIterator[str | bytes]:
+        return aiter(self._connection)
+
+    async def send(self, message: str) -> None:
+        await self._connection.send(message)
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        await self._connection.close(code, reason)
+
+    def widen(self, most_bytes: int) -> None:
+        bounds.widen(self._connection.protocol, most_bytes)
+
+
+def _brief(text: str) -> str:
+    """As long as a closing frame has room for."""
+    return text.encode()[:120].decode(errors="ignore")
 
 
 # As a process.

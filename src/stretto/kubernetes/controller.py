@@ -18,7 +18,7 @@ from typing import Any, get_args
 import msgspec
 
 from stretto import plugins
-from stretto.control.coordination import Socket
+from stretto.control.admission import Socket
 from stretto.core import cycle
 from stretto.core.request import JobRequest
 from stretto.core.snapshot import GPU

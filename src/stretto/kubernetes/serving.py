@@ -5,7 +5,6 @@ A controller that does not lead sends workers away for a moment: they try again 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 from fastapi import FastAPI, Response, WebSocket
@@ -40,12 +39,15 @@ def application(parts: Parts) -> FastAPI:
     async def join(websocket: WebSocket, namespace: str, name: str) -> None:
         await websocket.accept()
         socket = WorkerSocket(websocket)
-        with contextlib.suppress(ConnectionError):
+        try:
             if parts.controller is None:
                 await socket.close(_TRY_AGAIN, "this controller does not lead")
-                return
-            await parts.controller.join(namespace, name, socket)
-            await socket.close()
+            else:
+                await parts.controller.join(namespace, name, socket)
+        except ConnectionError:
+            return
+        finally:
+            await socket.finish()
 
     @app.get("/healthz")
     async def health() -> Response:

@@ -1,8 +1,11 @@
 """One WebSocket from a worker to its coordinator, kept open by a thread of its own.
 
-The thread says hello, repeats the facts that may have been lost, beats, and hands what it hears to the member. When the
-connection breaks it tries again until the lease is over: training goes on meanwhile. What is sent while there is no
-connection is dropped unless it is one of the member's facts: everything else is only true for the moment.
+The thread answers the coordinator's challenge with its hello, and once the coordinator has proved itself repeats the
+facts that may have been lost, beats, and hands what it hears to the member. A host that does not know the job's secret
+is told nothing but the hello, and not believed; only a worker that was never welcomed takes its refusal for an answer.
+
+When the connection breaks it tries again until the lease is over: training goes on meanwhile. What is sent while there
+is no connection is dropped unless it is one of the member's facts: everything else is only true for the moment.
 
 A connection that has fallen silent may lead nowhere any more, or to a coordinator that is slow. So it is kept until
 another one is welcomed: to the coordinator a connection that closes is a worker that died.
@@ -20,8 +23,24 @@ from pathlib import Path
 from websockets.exceptions import InvalidHandshake, InvalidMessage, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from stretto.runtime import bounds, introduction
+from stretto.runtime.handshake import Secret
 from stretto.runtime.member import Evicted, JobFailed, Member
-from stretto.runtime.messages import Bye, Evict, Message, MessageError, Welcome, decode, encode
+from stretto.runtime.messages import (
+    LONGEST_TOLD,
+    LONGEST_UNPROVEN,
+    Bye,
+    Challenge,
+    Evict,
+    Hello,
+    Message,
+    MessageError,
+    Proof,
+    Welcome,
+    decode,
+    encode,
+    encode_bounded,
+)
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.02, 1.0
 _OPEN_S = 5.0
@@ -43,7 +62,10 @@ class Channel:
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._connections: list[ClientConnection] = []
-        """The last is in use; those before it have fallen silent."""
+        """The last is the newest; those before it have fallen silent."""
+        self._current: ClientConnection | None = None
+        """The one to speak on: its host has proved itself, and has not fallen silent."""
+        self._secret = Secret(member.token)
         self._retry_s = _FIRST_RETRY_S
         self._lock = threading.Lock()
         self._last: Bye | None = None
@@ -85,8 +107,8 @@ class Channel:
         while True:
             connection = None
             try:
-                connection = self._greet()
-                self._listen(connection)
+                connection, hello, challenge = self._greet()
+                self._listen(connection, hello, challenge)
             except InvalidMessage:
                 # It hung up in the middle of the handshake: it may just have been killed.
                 self._drop(connection)
@@ -103,36 +125,82 @@ class Channel:
             self._closing.wait(self._retry_s * random.uniform(0.5, 1.0))
             self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
 
-    def _greet(self) -> ClientConnection:
-        """A new connection, on which everything that holds was said."""
+    def _greet(self) -> tuple[ClientConnection, Hello, Challenge]:
+        """A new connection, on which its challenge was answered with a hello."""
         with contextlib.suppress(OSError):
             self.url = (self._notice.read_text().strip() if self._notice is not None else "") or self.url
-        opened = connect(self.url, open_timeout=_OPEN_S, close_timeout=1.0, max_size=2**24, ping_interval=None)
+        opened = connect(
+            self.url, open_timeout=_OPEN_S, close_timeout=1.0, max_size=LONGEST_UNPROVEN, ping_interval=None
+        )
         connection = contextlib.ExitStack().enter_context(opened)
-        connection.send(encode(self.member.hello()))
-        for fact in self.member.facts():
-            connection.send(encode(fact))
-            self._note(fact)
+        try:
+            message = decode(connection.recv(_OPEN_S))
+            if not isinstance(message, Challenge):
+                raise MessageError("a coordinator begins with a challenge")
+            hello = introduction.introduced(self.member.hello(), message, self._secret)
+            connection.send(encode(hello))
+        except BaseException:
+            # Nobody knows of it yet.
+            connection.close_socket()
+            raise
         with self._lock:
             self._connections.append(connection)
-        return connection
+        return connection, hello, message
 
-    def _listen(self, connection: ClientConnection) -> None:
-        """Returns when the coordinator has fallen silent, raises when the connection is closed."""
+    def _listen(self, connection: ClientConnection, hello: Hello, challenge: Challenge) -> None:
+        """Returns when the coordinator has fallen silent, raises when the connection is closed, or leads elsewhere."""
+        proven = False
         while True:
             welcome = self.member.welcome
             try:
-                message = decode(connection.recv(_SILENT_BEATS * welcome.heartbeat_s if welcome else _OPEN_S))
+                message = decode(
+                    connection.recv(_SILENT_BEATS * welcome.heartbeat_s if welcome and proven else _OPEN_S)
+                )
             except TimeoutError:
+                with self._lock:
+                    self._current = None
                 return
+            if not proven:
+                proven = self._is_proof(message, hello, challenge)
+                if proven:
+                    self._begin(connection)
+                continue
             if isinstance(message, Welcome):
                 self._retry_s = _FIRST_RETRY_S
                 self._drop(*self._connections[:-1])
             self.member.hear(message)
 
+    def _is_proof(self, message: Message, hello: Hello, challenge: Challenge) -> bool:
+        """Whether the host has proved itself. Raises `MessageError` if it says anything else."""
+        if isinstance(message, Evict) and self.member.welcome is None:
+            self.member.hear(message)
+            return False
+        if isinstance(message, Proof) and introduction.believed(message, hello, challenge, self._secret):
+            return True
+        raise MessageError("who answers does not know the secret of the job")
+
+    def _begin(self, connection: ClientConnection) -> None:
+        """The host has proved itself: say everything that holds."""
+        bounds.widen(connection.protocol, LONGEST_TOLD)
+        said = self._repeat(connection, [])
+        with self._lock:
+            self._current = connection
+        # What has come true meanwhile may have been dropped.
+        self._repeat(connection, said)
+
+    def _repeat(self, connection: ClientConnection, said: list[Message]) -> list[Message]:
+        facts = self.member.facts()
+        for fact in facts:
+            if fact not in said:
+                connection.send(encode_bounded(fact))
+                self._note(fact)
+        return facts
+
     def _drop(self, *connections: ClientConnection | None) -> None:
         with self._lock:
             self._connections = [kept for kept in self._connections if kept not in connections]
+            if self._current in connections:
+                self._current = None
         for connection in connections:
             if connection is not None:
                 connection.close_socket()
@@ -153,10 +221,10 @@ class Channel:
                 message = self.member.heartbeat()
                 beat_s = time.monotonic() + welcome.heartbeat_s
             with self._lock:
-                connection = self._connections[-1] if self._connections else None
+                connection = self._current
             if connection is not None:
                 with contextlib.suppress(OSError, WebSocketException):
-                    connection.send(encode(message))
+                    connection.send(encode_bounded(message))
                     self._note(message)
 
     def _stop(self) -> None:

@@ -92,7 +92,6 @@ class Member:
             return Hello(
                 worker=self.worker,
                 incarnation=self.incarnation,
-                token=self.token,
                 address=self.address,
                 generation=self.generation,
                 applied=self.applied,

@@ -1,24 +1,38 @@
 """What workers and their coordinator say to each other: JSON objects with a `kind`.
 
-A worker says hello first, then whatever happened; the coordinator answers with what to do. Plain dataclasses: this
-module is loaded in every user's environment. An object with an unknown kind, a missing field or a wrong type is refused
-with `MessageError`; fields that are not known are passed over, so that a newer peer may say more. A whole number that
-nobody can have counted to is taken for the largest that can be reckoned with.
+The coordinator begins with a challenge; a worker says hello first, with the answer to it, and the coordinator proves
+itself in turn (`handshake.py`). Then a worker says whatever happened, and the coordinator what to do. Plain
+dataclasses: this module is loaded in every user's environment. What is no object of a known kind, lacks a field or has
+one of a wrong type is refused with `MessageError`, whatever it is instead; fields that are not known are passed over,
+so that a newer peer may say more. A whole number that nobody can have counted to is taken for the largest that can be
+reckoned with.
+
+Messages are bounded: to a few kilobytes before the proof, and by what they may be after it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
 from dataclasses import dataclass, field
 
-PROTOCOL = 1
+PROTOCOL = 2
 NOTICE = "coordinator"
 """The file in a job's folder that says where its coordinator is by now."""
 LARGEST = 2**53
 """Of whole numbers: beyond it floating-point numbers skip some."""
+
+LONGEST_UNPROVEN = 2**12
+"""Of messages, in bytes, as long as their sender has not proved to belong to the job."""
+LONGEST_SAID = 2**16
+"""Of a worker's messages after that."""
+LONGEST_TOLD = 2**22
+"""Of a coordinator's: a list of all members is among them."""
+_LONG_TEXT = 2**10
+_SHOWN = 40
 
 
 class MessageError(ValueError):
@@ -40,7 +54,6 @@ class Hello(Message):
     worker: str
     incarnation: str
     """Chosen at the start of the process: tells a reconnection from a second process with the same name."""
-    token: str
     address: str
     """Where its rendezvous store listens, host:port."""
     generation: int = 0
@@ -49,6 +62,9 @@ class Hello(Message):
     holds_state: bool = False
     ready: bool = False
     protocol: int = PROTOCOL
+    nonce: str = ""
+    proof: str = ""
+    """That it knows the job's secret: for this challenge, name, process and generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +197,20 @@ class Bye(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Challenge(Message):
+    """Its first message on every connection."""
+
+    nonce: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof(Message):
+    """That it knows the job's secret, too. A worker believes nothing before."""
+
+    proof: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Welcome(Message):
     generation: int
     loops_done: int
@@ -257,6 +287,8 @@ KINDS: dict[str, type[Message]] = {
     "loop_end": LoopEnd,
     "leaving": Leaving,
     "bye": Bye,
+    "challenge": Challenge,
+    "proof": Proof,
     "welcome": Welcome,
     "switch": Switch,
     "release": Release,
@@ -273,23 +305,52 @@ def encode(message: Message) -> str:
     return json.dumps({"kind": _NAMES[type(message)], **dataclasses.asdict(message)}, separators=(",", ":"))
 
 
+def encode_bounded(message: Message) -> str:
+    """As `encode`, and never longer than a worker's message may be: long texts are cut, and figures left out."""
+    text = encode(message)
+    while len(text) > LONGEST_SAID and (shorter := _shortened(message)) != message:
+        message = shorter
+        text = encode(message)
+    return text
+
+
+def _shortened(message: Message) -> Message:
+    """Every long text cut to its second half, where errors say what they are, and every table halved."""
+    cut: dict[str, object] = {}
+    for column in dataclasses.fields(message):
+        given = getattr(message, column.name)
+        if isinstance(given, str) and len(given) > _LONG_TEXT:
+            cut[column.name] = given[len(given) // 2 :]
+        elif isinstance(given, dict):
+            cut[column.name] = dict(list(given.items())[: len(given) // 2])
+        elif isinstance(given, tuple):
+            cut[column.name] = given[: len(given) // 2]
+    return dataclasses.replace(message, **cut)
+
+
 def decode(text: str | bytes) -> Message:
     """The message that was encoded, or `MessageError`."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise MessageError(f"not JSON: {error}") from None
+        raise MessageError(f"not JSON: {str(error)[:_SHOWN]}") from None
     if not isinstance(given, dict):
         raise MessageError("not an object")
-    kind = KINDS.get(str(given.get("kind")))
+    name = given.get("kind")
+    kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise MessageError(f"unknown kind {given.get('kind')!r}; known: {', '.join(KINDS)}")
+        raise MessageError(f"unknown kind {repr(name)[:_SHOWN]}; known: {', '.join(KINDS)}")
     return typing.cast(Message, _build(kind, given))
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, typing.Any]:
+    return typing.get_type_hints(cls)
 
 
 def _build(cls: type, given: dict[str, object]) -> object:
     found = {}
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     for column in dataclasses.fields(cls):
         if column.name in given:
             found[column.name] = _read(f"{cls.__name__}.{column.name}", hints[column.name], given[column.name])
@@ -303,7 +364,7 @@ def _read(name: str, wanted: typing.Any, given: object) -> object:
     if origin is tuple and isinstance(given, list):
         return tuple(_read(name, typing.get_args(wanted)[0], item) for item in given)
     if origin is dict and isinstance(given, dict):
-        return {_whole(name, str(key)): _read(name, typing.get_args(wanted)[1], item) for key, item in given.items()}
+        return {_text(name, key): _read(name, typing.get_args(wanted)[1], item) for key, item in given.items()}
     if dataclasses.is_dataclass(wanted) and isinstance(given, dict):
         return _build(typing.cast(type, wanted), given)
     if wanted in (int, float) and isinstance(given, int) and not isinstance(given, bool):
@@ -312,13 +373,14 @@ def _read(name: str, wanted: typing.Any, given: object) -> object:
         raise MessageError(f"{name}: expected {getattr(wanted, '__name__', wanted)}, got {type(given).__name__}")
     if wanted is int and isinstance(given, bool):
         raise MessageError(f"{name}: expected int, got bool")
-    return _whole(name, given) if isinstance(given, str) else given
+    return _text(name, given) if isinstance(given, str) else given
 
 
-def _whole(name: str, text: str) -> str:
-    """Halves of characters can be written as JSON, and nowhere else: not into a database, a log or a terminal."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise MessageError(f"{name}: half a character") from None
-    return text
+def _text(name: str, given: str) -> str:
+    """Half a character cannot be written down."""
+    if not given.isascii():
+        try:
+            given.encode()
+        except UnicodeEncodeError:
+            raise MessageError(f"{name}: expected text, got half a character") from None
+    return given

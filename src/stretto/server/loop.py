@@ -803,7 +803,7 @@ class Loop:
             self._note_interruption(active, before, worker, exit, judgement)
         # What was lost while there was no server, with the whole machine perhaps, is nobody's fault.
         if isinstance(judgement, Fault) and not (self._adopting and exit.how == "lost"):
-            self._retry(active, judgement.text)
+            self._retry(active, judgement)
         self._settle(active)
         self.wake(decide=True)
 
@@ -872,9 +872,10 @@ class Loop:
             self.estimates.forget(active.number)
         self.wake(decide=True)
 
-    def _retry(self, active: Active, text: str) -> None:
+    def _retry(self, active: Active, fault: Fault) -> None:
         """The machine failed it. Progress since the last time wipes the slate clean. What fails several workers at
-        once, or more of them before it is tried again, is one fault."""
+        once, or more of them before it is tried again, is one fault. Newcomers that fail one after the other are tried
+        ever more seldom, however well the others train."""
         if active.job.not_before_s > self.clock():
             return
         if active.progress.steps > active.job.steps:
@@ -884,10 +885,15 @@ class Loop:
         failures = 0 if afresh else active.job.failures
         if failures >= active.file.retries and not driver.serving:
             kind = "" if active.request.is_service else "machine "
-            message = f"{text}; given up after {failures + 1} {kind}faults without progress in between"
+            message = f"{fault.text}; given up after {failures + 1} {kind}faults without progress in between"
             driver.end = driver.end or End("failed", message)
             return
-        wait_s = min(_BACK_OFF_S * 2 ** min(failures, 20), _LONGEST_BACK_OFF_S)
+        tries, text = failures, fault.text
+        if fault.newcomer:
+            tries, driver.newcomers_failed = max(failures, driver.newcomers_failed), driver.newcomers_failed + 1
+        wait_s = min(_BACK_OFF_S * 2 ** min(tries, 20), _LONGEST_BACK_OFF_S)
+        if fault.newcomer and driver.newcomers_failed > 1:
+            text += f"; {driver.newcomers_failed} newcomers in a row have failed, the next is tried after {wait_s:g} s"
         self.book.record(active.number, e.Retried(not_before_s=self.clock() + wait_s, text=text, afresh=afresh))
 
     def _changed(self, number: int) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from stretto import plugins
 from stretto.backends.protocol import Backend, Node
-from stretto.control.coordination import Socket
+from stretto.control.admission import Socket
 from stretto.core import cycle, placement
 from stretto.core.policy import Policy
 from stretto.core.request import JobRequest
@@ -433,6 +433,7 @@ class Plane:
             reason, text, target = active.reason.name, active.reason.text, len(active.target)
         if active is not None:
             text += self._about_pinned(active) + _about_drained(job, cluster.drained, self.clock())
+            text += _about_newcomers(active, self.clock())
         told = self.expected([job.number]).get(job.number)
         if told is not None and not job.workers and (told.source != "unknown" or self._needs_lengths):
             text = f"{text}; {told.text}"
@@ -765,6 +766,15 @@ def _drained(stored: Any) -> dict[str, float]:
     """As they were stored: with no end to their patience where none is given."""
     names = stored if isinstance(stored, dict) else dict.fromkeys(stored)
     return {name: math.inf if until_s is None else float(until_s) for name, until_s in names.items()}
+
+
+def _about_newcomers(active: Active, now_s: float) -> str:
+    """Why a job that runs gets no more workers for now."""
+    job = active.job
+    left_s = job.not_before_s - now_s
+    if left_s <= 0 or not job.workers or sum(not worker.leaving for worker in job.workers) >= len(active.target):
+        return ""
+    return f"; the next worker is tried in {left_s:.0f} s: {job.message}"
 
 
 def _about_drained(job: Job, drained: Mapping[str, float], now_s: float) -> str:

@@ -281,6 +281,14 @@ def broke_off(step: int) -> TrainingError:
     )
 
 
+def left_in_rehearsal() -> TrainingError:
+    return TrainingError(
+        "the script left its loop by break in its first batch, which counted for nothing: this worker came later, and "
+        "had no weights yet",
+        hint="call job.stop() to end a loop early; or break after step(), by what all agree on (job.all_reduce)",
+    )
+
+
 def ended_inside(step: int, total: int) -> TrainingError:
     return TrainingError(
         f"the script ended inside its loop, at step {step} of {total}",

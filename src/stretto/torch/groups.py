@@ -152,9 +152,16 @@ class Group:
     """The members of one generation: `connect` first, `close` last, `abort` at any time and from any thread."""
 
     def __init__(
-        self, generation: int, rank: int, addresses: Sequence[str], device: torch.device | str = "cpu"
+        self,
+        generation: int,
+        rank: int,
+        addresses: Sequence[str],
+        device: torch.device | str = "cpu",
+        secret: str = "",
     ) -> None:
+        """`secret`: the job's, by which the members know each other."""
         self.generation = generation
+        self.secret = secret
         self.rank = rank
         self.size = len(addresses)
         self.addresses = tuple(addresses)
@@ -314,7 +321,7 @@ class Group:
             return ()
         try:
             if self._side_visitor is None:
-                self._side_visitor = Visitor(self.addresses[0], self.generation, "beside/")
+                self._side_visitor = Visitor(self.addresses[0], self.generation, "beside/", self.secret)
                 if self.broken is not None:
                     # What came before there was a visitor could not stop it.
                     raise self.broken
@@ -427,7 +434,7 @@ class Group:
         self._visitor, self._said = None, ""
         late.close()
         if self.broken is None:
-            visitor = Visitor(self.addresses[0], self.generation)
+            visitor = Visitor(self.addresses[0], self.generation, secret=self.secret)
             with contextlib.suppress(OSError):
                 visitor.open(time.monotonic() + self.link_s)
                 self._visitor = visitor
@@ -461,7 +468,7 @@ class Group:
 
     def _connect(self, deadline: float) -> None:
         self._knock(deadline)
-        self._visitor = visitor = Visitor(self.addresses[0], self.generation)
+        self._visitor = visitor = Visitor(self.addresses[0], self.generation, secret=self.secret)
         visitor.open(deadline)
         self._device, self._listening = _open_device(self.addresses[self.rank].rpartition(":")[0])
         cards = self._meet(visitor, _Card(*self._listening, _gpu(self.device)))
@@ -501,10 +508,12 @@ class Group:
 
     def _meet(self, visitor: Visitor, own: _Card) -> list[_Card]:
         """Show the own card and read everybody's, one after the other: so it is known whose is missing."""
-        visitor.put({f"member/{self.rank}": json.dumps(own)})
         cards = []
         for rank, address in enumerate(self.addresses):
             try:
+                if not rank:
+                    # At the leader's store, which has to prove itself first.
+                    visitor.put({f"member/{self.rank}": json.dumps(own)})
                 cards.append(_Card(*json.loads(visitor.look([f"member/{rank}"])[0])))
             except TimeoutError:
                 raise GroupBroken(
@@ -568,9 +577,10 @@ def connect(
     *,
     timeout_s: float,
     device: torch.device | str = "cpu",
+    secret: str = "",
 ) -> Group:
     """A connected group of the members whose stores have these addresses; the first is the leader's."""
-    group = Group(generation, rank, addresses, device)
+    group = Group(generation, rank, addresses, device, secret)
     group.connect(timeout_s)
     return group
 

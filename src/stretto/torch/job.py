@@ -749,15 +749,31 @@ class Job:
             try:
                 yield reader.read(part)
             except GeneratorExit:
-                raise TrainingError(
-                    "the script left its loop in the first batch, before this worker was a member of its job",
-                    hint="call job.stop() to end a loop early",
-                ) from None
+                self._leave_rehearsal()
+                raise
             finally:
                 self._in_body = self._deeds.stop = False
                 self.collectives.end()
         self.gate.end()
         self._take_back(rehearsal=True)
+
+    def _leave_rehearsal(self) -> None:
+        """The script has left its loop by `break` in a batch that counts for nothing. Where the others have left it,
+        too (they only looked at a batch), it goes on; where they train in it, it must not come to what follows."""
+        assert self.world is not None
+        if self.world.member.loops_done > self.holder.loop:
+            self._in_body = self._deeds.stop = False
+            self.collectives.end()
+            self.gate.end()
+            self._take_back(rehearsal=True)
+            self._passed = True
+            self._leave_behind(self.holder.loop)
+            return
+        error = checks.left_in_rehearsal()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        self.close(Bye(reason="error", text=f"{type(error).__name__}: {error}"))
+        # Nobody hears of an error that is raised while a generator ends.
+        os._exit(1)
 
     def _comes_late(self, number: int) -> bool:
         """The job runs already, and this worker is about to join it."""

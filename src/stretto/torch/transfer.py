@@ -1,8 +1,9 @@
 """State on its way from members that hold it to members that do not.
 
-Over a connection of its own: Gloo's cannot be waited for without breaking the group. First a description, then the
-small tensors in one run, then the large ones from where they lie, then one byte: whether what was sent is still what
-the sender holds. The sender may train on meanwhile (`Sending` has a thread of its
+Over a connection of its own: Gloo's cannot be waited for without breaking the group. Both ends prove first that they
+belong to the job and to this generation (`runtime/door.py`); who cannot is no receiver, and holds up none. Then come a
+description, the small tensors in one run, the large ones from where they lie, and one byte: whether what was sent is
+still what the sender holds. The sender may train on meanwhile (`Sending` has a thread of its
 own): parameters and what the optimizers keep do not change before its next step is applied, which therefore waits for
 the end of the transfer; everything else is copied before. A script that changes its parameters by hand before that step
 spoils the transfer: the receiver throws away what it got, and this sender does not train on during a transfer again.
@@ -14,18 +15,19 @@ before (`Staging.prepare`): fresh memory is as slow to get as the state itself.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
-import secrets
+import select
 import socket
 import struct
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from stretto.runtime.door import Admitted, Door
+from stretto.runtime.handshake import ANSWER_BYTES, Greeting, Secret
 from stretto.torch import background
 from stretto.torch.groups import Group, GroupBroken
 from stretto.torch.state import Holder
@@ -35,6 +37,10 @@ _CHUNK_BYTES = 32 * 2**20
 _ALIGNMENT = 16
 _LENGTHS = struct.Struct("<QQ")
 """Of the description and of the small tensors."""
+_ROLE = "state"
+_LONGEST_HEAD = 1 << 32
+_AT_A_TIME = 1 << 20
+"""So much memory is made for what is said to come, until it has."""
 
 
 class Shape(NamedTuple):
@@ -42,6 +48,15 @@ class Shape(NamedTuple):
 
     size: tuple[int, ...]
     dtype: str
+
+    @classmethod
+    def read(cls, size: Any, dtype: Any) -> Shape:
+        """From what somebody else has said; raises `TypeError`, `ValueError` or `AttributeError`."""
+        if not isinstance(getattr(torch, dtype), torch.dtype):
+            raise TypeError(f"{dtype!r} is no type of tensors")
+        if not all(type(length) is int and length >= 0 for length in size):
+            raise ValueError(f"{size!r} is no size of a tensor")
+        return cls(tuple(size), dtype)
 
     def empty(self, device: torch.device) -> Tensor:
         return torch.empty(self.size, dtype=getattr(torch, self.dtype), device=device)
@@ -58,19 +73,27 @@ class Counter:
         family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
         self._group = group
         self._listener = group.attach(socket.create_server((host, 0), family=family))
-        self._secret = secrets.token_hex(16)
-        self.card = (host, int(self._listener.getsockname()[1]), self._secret)
+        self._door = Door(self._listener, Secret(group.secret), _ROLE, group.generation)
+        self._admitted: deque[Admitted] = deque()
+        self.card = (host, int(self._listener.getsockname()[1]))
 
     def close(self) -> None:
+        self._door.close()
+        for one in self._admitted:
+            one.connection.close()
         self._listener.close()
 
     def accept(self) -> socket.socket:
-        """The next of the receivers; whoever does not know the secret is none."""
-        while True:
-            connection = self._group.attach(self._listener.accept()[0])
-            if hmac.compare_digest(_read(connection, len(self._secret)), self._secret.encode()):
-                return connection
-            connection.close()
+        """The next of the receivers: those who have proved to be members. Ends with `OSError` when the group does."""
+        waiting = select.poll()
+        waiting.register(self._door, select.POLLIN)
+        while not self._admitted:
+            due_s = self._door.due_s()
+            waiting.poll(None if due_s is None else 1000 * due_s)
+            self._admitted.extend(self._door.come())
+        connection = self._admitted.popleft().connection
+        connection.settimeout(None)
+        return self._group.attach(connection)
 
 
 class Sending:
@@ -156,25 +179,34 @@ class Staging:
         self._ready.clear()
 
 
-def receive(group: Group, counter: tuple[str, int, str], staging: Staging) -> tuple[str, list[Tensor]]:
+def receive(group: Group, counter: tuple[str, int], staging: Staging) -> tuple[str, list[Tensor]]:
     """The skeleton and the tensors that are handed out at this counter; raises `GroupBroken`."""
-    host, port, secret = counter
     try:
-        with group.attach(socket.create_connection((host, port), group.link_s)) as connection:
+        with group.attach(socket.create_connection(counter, group.link_s)) as connection:
             connection.settimeout(None)
-            connection.sendall(secret.encode())
+            greeting = Greeting(Secret(group.secret), _ROLE, group.generation)
+            connection.sendall(greeting.said)
+            connection.sendall(greeting.prove(_read(connection, ANSWER_BYTES)))
             return _receive(connection, staging)
-    except OSError as error:
+    except (OSError, Garbled) as error:
         raise group.failure(error) from None
+
+
+class Garbled(Exception):
+    """What arrives is no state."""
 
 
 def _receive(connection: socket.socket, staging: Staging) -> tuple[str, list[Tensor]]:
     head_bytes, small_bytes = _LENGTHS.unpack(_read(connection, _LENGTHS.size))
-    head: dict[str, Any] = json.loads(_read(connection, head_bytes))
-    tensors = [staging.take(Shape(tuple(size), dtype)) for size, dtype in head["tensors"]]
+    if head_bytes > _LONGEST_HEAD:
+        raise Garbled(f"a description of {head_bytes} bytes")
+    skeleton, tensors = _described(_read(connection, head_bytes), staging)
+    smalls = [tensor for tensor in tensors if tensor.nbytes < _SMALL_BYTES]
+    if small_bytes != sum(map(_padded, smalls)):
+        raise Garbled("the small tensors are not as they are described")
     small = torch.empty(small_bytes, dtype=torch.uint8)
     _read_into(connection, small)
-    _unpack(small, [tensor for tensor in tensors if tensor.nbytes < _SMALL_BYTES])
+    _unpack(small, smalls)
     for piece in _pieces(tensors):
         if piece.is_cuda:
             landing = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=True)
@@ -184,7 +216,20 @@ def _receive(connection: socket.socket, staging: Staging) -> tuple[str, list[Ten
             _read_into(connection, piece)
     if _read(connection, 1) != b"\1":
         raise ConnectionError("the sender's script changed its parameters while they were sent")
-    return head["skeleton"], tensors
+    return skeleton, tensors
+
+
+def _described(head: bytes, staging: Staging) -> tuple[str, list[Tensor]]:
+    """The skeleton, and tensors to be filled. Whoever describes them has the job's secret; yet a mistake of theirs must
+    not look like one of the script's."""
+    try:
+        told: dict[str, Any] = json.loads(head)
+        skeleton = told["skeleton"]
+        if not isinstance(skeleton, str):
+            raise TypeError("the skeleton is text")
+        return skeleton, [staging.take(Shape.read(size, dtype)) for size, dtype in told["tensors"]]
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, MemoryError) as error:
+        raise Garbled(f"no description of a state: {type(error).__name__}: {error}") from None
 
 
 def kept_until_step(holder: Holder) -> set[int]:
@@ -216,9 +261,13 @@ def _to_all(connections: list[socket.socket], data: bytes | memoryview) -> None:
 
 
 def _read(connection: socket.socket, length: int) -> bytes:
-    into = bytearray(length)
-    _fill(connection, memoryview(into))
-    return bytes(into)
+    """Memory is made as it arrives, not as it is promised."""
+    read = bytearray()
+    while len(read) < length:
+        part = bytearray(min(_AT_A_TIME, length - len(read)))
+        _fill(connection, memoryview(part))
+        read += part
+    return bytes(read)
 
 
 def _read_into(connection: socket.socket, tensor: Tensor) -> None:

@@ -74,7 +74,7 @@ class _Card(NamedTuple):
     by_hand: bool | None
     goes_on: bool | None
     """As in `Habits`."""
-    counter: tuple[str, int, str]
+    counter: tuple[str, int]
     """Where it would hand its state out."""
     replies: int
     """As `Holder.replies_ever`."""
@@ -122,7 +122,7 @@ class World:
         notice: Path | None = None,
     ) -> None:  # fmt: skip
         self.device, self.holder = device, holder
-        self.store = Store(host)
+        self.store = Store(host, token)
         self.member = Member(worker, secrets.token_hex(8), token, self.store.address)
         self.member.listeners.append(self._heard)
         self.channel = Channel(url, self.member, notice)
@@ -555,7 +555,7 @@ class World:
         told = expected_shapes(self.holder) if self.member.holds_state else []
         for card in group.all_gather_bytes(json.dumps(told).encode()):
             if not self.member.holds_state:
-                self._staging.prepare(Shape(tuple(size), dtype) for size, dtype in json.loads(card))
+                self._staging.prepare(Shape.read(size, dtype) for size, dtype in json.loads(card))
 
     def _new_group(self, switch: Switch) -> Group | None:
         """A group for the generation, unless there is one already."""
@@ -564,7 +564,8 @@ class World:
                 return None
             workers = [peer.worker for peer in switch.members]
             rank = workers.index(self.member.worker)
-            group = Group(switch.generation, rank, [peer.address for peer in switch.members], self.device)
+            addresses = [peer.address for peer in switch.members]
+            group = Group(switch.generation, rank, addresses, self.device, self.member.token)
             self._connecting[switch.generation] = group
             return group
 

@@ -269,6 +269,33 @@ def few_samples() -> None:
     tell(weights=[parameter.tolist() for parameter in model.parameters()], with_three=with_three)
 
 
+def a_look_first() -> None:
+    """At one batch, for shapes; then the real loop."""
+    model, optimizer = net(nn.Linear(4, 1))
+    for batch in job.batches(data, size=8):
+        shape = list(batch.x.shape[1:])
+        break
+    for batch in job.batches(data, size=8, epochs=60):
+        train(model, optimizer, batch)
+        if job.size == 2:
+            job.stop()
+        time.sleep(0.01)
+    tell(shape=shape, weights=model[0].weight.tolist())
+
+
+def leaving_at_first_sight() -> None:
+    """By what a newcomer, with no weights yet, sees in its first batch."""
+    model, optimizer = net(nn.Linear(4, 1))
+    with torch.no_grad():
+        model[0].weight.fill_(7.0 if me == "w1" else 0.1)
+    for batch in job.batches(data, size=8, epochs=60):
+        if model[0].weight.abs().max() > 6:
+            break
+        train(model, optimizer, batch)
+        time.sleep(0.01)
+    tell()
+
+
 def a_thread_that_waits() -> None:
     """For what comes after the loop, to which a worker that is sent away does not come."""
     import threading
@@ -297,6 +324,8 @@ CASES: dict[str, Callable[[], None]] = {
         filled_in_any_order,
         exchanging_in_a_thread,
         few_samples,
+        a_look_first,
+        leaving_at_first_sight,
         a_thread_that_waits,
     )
 }

@@ -40,6 +40,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.02
+_LONGEST_REPORT = 1 << 16
 _TRY_AGAIN_S = 1.0
 """After the machine had no room for what must be done."""
 _THREADS = 8
@@ -530,15 +531,24 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 async def _line(fd: int) -> dict[str, Any]:
-    """What a supervisor reports when it has started; empty when it died before. Closes the descriptor."""
+    """What a supervisor reports when it has started; empty when it died before, or says what none would. Closes the
+    descriptor."""
     data = b""
     try:
         while not data.endswith(b"\n"):
             await _readable(fd)
-            if not (more := os.read(fd, 65536)):
+            if not (more := os.read(fd, 65536)) or len(data) > _LONGEST_REPORT:
                 return {}
             data += more
     finally:
         os.close(fd)
-    words: dict[str, Any] = json.loads(data)
-    return words
+    return _report(data)
+
+
+def _report(line: bytes) -> dict[str, Any]:
+    try:
+        words = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    pid, refused = (words.get("pid", 0), words.get("refused", "")) if isinstance(words, dict) else (None, None)
+    return words if type(pid) is int and isinstance(refused, str) else {}

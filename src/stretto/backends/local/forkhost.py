@@ -5,13 +5,15 @@ standard library only, and nothing of ours. It never runs a multi-threaded opera
 imports user code, because a fork copies neither threads nor a CUDA context. Both are checked once the imports are done;
 an environment that breaks the rule is refused with the reason, and its workers start in the plain way.
 
-A request is one packet on the listening socket with four descriptors: a file that holds the request, and the worker's
-standard input, output and error. The answer is the worker's pid with a descriptor of the process; a second answer, once
-it has ended, is its exit status. The connection ties a worker to whoever asked for it: when it closes, the worker is
-killed. When the owner's end of the control socket closes, or the server dies, all workers die.
+A request is one packet on the listening socket (`fork`) with four descriptors: a file that holds the request, and the
+worker's standard input, output and error. Only the fork reads that file: nothing of a job ever lies in the memory that
+the next one inherits. Who connects and does not ask, or asks for nonsense, holds up nobody. The answer is the worker's
+pid with a descriptor of the process; a second answer, once it has ended, is its exit status. The connection ties a
+worker to whoever asked for it: when it closes, the worker is killed. When the owner's end of the control socket closes,
+or the server dies, all workers die.
 
-A request may also name a run directory. Then the fork is the launch's supervisor (`supervisor.py`, loaded from beside
-this file), which outlives everybody here, and the worker is a fork of that.
+A request may also name a run directory (`supervise`, and one descriptor more). Then the fork is the launch's supervisor
+(`supervisor.py`, loaded from beside this file), which outlives everybody here, and the worker is a fork of that.
 
 The worker returns from the loop into `serve`, and from there runs the script in the real `__main__`. Exceptions leave
 through the interpreter's own exit, so that `atexit`, exit codes and signals are those of `python script.py`; only the
@@ -38,6 +40,7 @@ import shutil
 import signal
 import site
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -51,6 +54,11 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 MARK = b"STRETTO_LAUNCH="
+
+WORDS = {b"fork": 4, b"supervise": 5}
+"""How many descriptors come with each."""
+_MOST_PENDING, _PATIENCE_S = 64, 5.0
+_MOST_REQUEST_BYTES = 1 << 26
 
 _libc = ctypes.CDLL(None)
 
@@ -242,6 +250,8 @@ class Host:
         self.thread_setters = thread_setters
         self.pid = os.getpid()
         self.workers: dict[int, socket.socket] = {}
+        self.pending: dict[socket.socket, float] = {}
+        """Who has connected and not asked yet, and until when they may; the oldest first."""
         self.retired = False
         self.wake_out, self.wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.selector = selectors.DefaultSelector()
@@ -253,10 +263,14 @@ class Host:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         signal.set_wakeup_fd(self.wake_in, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        while not (self.retired and not self.workers):
-            for key, _ in self.selector.select():
+        while not (self.retired and not self.workers and not self.pending):
+            found = self.selector.select(min(self.pending.values()) - time.monotonic() if self.pending else None)
+            self._turn_away_slow()
+            for key, _ in found:
                 if key.fileobj is self.listener:
-                    if (request := self._accept()) is not None:
+                    self._accept()
+                elif key.fileobj in self.pending:
+                    if (request := self._take(key.fileobj)) is not None:
                         return request
                 elif key.fileobj is self.control:
                     if not self._retire():
@@ -268,41 +282,65 @@ class Host:
                     self._client_gone(cast("socket.socket", key.fileobj))
         return None
 
-    def _accept(self) -> dict[str, Any] | None:
+    def _accept(self) -> None:
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:
+            # No descriptor is left, it may be: somebody who does not ask has one.
+            self._drop_oldest()
+            time.sleep(0.01)
+            return
+        if len(self.pending) >= _MOST_PENDING:
+            self._drop_oldest()
+        connection.setblocking(False)
+        if _peer_uid(connection) != os.getuid():
+            _refuse(connection, PermissionError("another user's process asked for a worker"))
+            return
+        self.pending[connection] = time.monotonic() + _PATIENCE_S
+        self.selector.register(connection, selectors.EVENT_READ)
+
+    def _drop_oldest(self) -> None:
+        for connection in list(self.pending)[:1]:
+            self._let_go(connection)
+            connection.close()
+
+    def _turn_away_slow(self) -> None:
+        now_s = time.monotonic()
+        while self.pending and next(iter(self.pending.values())) <= now_s:
+            self._drop_oldest()
+
+    def _let_go(self, connection: socket.socket) -> None:
+        del self.pending[connection]
+        self.selector.unregister(connection)
+
+    def _take(self, connection: socket.socket) -> dict[str, Any] | None:
         """Take one request and fork. Only the fork gets a request back."""
-        connection, _ = self.listener.accept()
+        self._let_go(connection)
         fds: list[int] = []
         try:
-            if _peer_uid(connection) != os.getuid():
-                raise PermissionError("another user's process asked for a worker")
-            # The packet is sent right after the connection is made; who does not send it must not hold up the others.
-            connection.settimeout(1.0)
-            _, fds, _, _ = socket.recv_fds(connection, 64, 5, socket.MSG_CMSG_CLOEXEC)
-            with open(fds[0], "rb", closefd=False) as file:
-                file.seek(0)
-                request = cast("dict[str, Any]", json.load(file))
+            word, fds, _, _ = socket.recv_fds(connection, 64, 5, socket.MSG_CMSG_CLOEXEC)
+            if WORDS.get(word) != len(fds):
+                raise ValueError("that is no request")
             pid = os.fork()
         except Exception as error:
             _close(fds)
-            with contextlib.suppress(OSError):
-                connection.send(json.dumps({"error": repr(error)}).encode())
-            connection.close()
+            _refuse(connection, error)
             return None
         if pid == 0:
-            return self._leave(connection, request, fds)
+            return self._leave(connection, word == b"supervise", fds)
         _close(fds)
         self._answer(connection, pid)
-        if "supervise" in request:
+        if word == b"supervise":
             connection.close()
         else:
             self.workers[pid] = connection
             self.selector.register(connection, selectors.EVENT_READ)
         return None
 
-    def _leave(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        """In the fork: let go of everything of the server's."""
+    def _leave(self, connection: socket.socket, supervises: bool, fds: list[int]) -> dict[str, Any]:
+        """In the fork: let go of everything of the server's, and read what is wanted."""
         os.setsid()
-        if "supervise" not in request:
+        if not supervises:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self.pid:
                 os._exit(1)
@@ -310,12 +348,19 @@ class Host:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
         _close([self.wake_in, self.wake_out])
-        for each in (self.listener, self.control, connection, *self.workers.values()):
+        for each in (self.listener, self.control, connection, *self.workers.values(), *self.pending):
             each.close()
         for number, fd in enumerate(fds[1:4]):
             os.dup2(fd, number)
+        try:
+            request = _read_request(fds[0])
+            if supervises != ("supervise" in request):
+                raise ValueError("it asks for two things")
+        except Exception as error:
+            os.write(2, f"this worker cannot be started: {error}\n".encode(errors="replace"))
+            os._exit(127)
         _close(fds[:4])
-        return {**request, "ready": fds[4]} if "supervise" in request else request
+        return {**request, "ready": fds[4]} if supervises else request
 
     def _answer(self, connection: socket.socket, pid: int) -> None:
         pidfd = os.pidfd_open(pid)
@@ -367,6 +412,25 @@ class Host:
         with contextlib.suppress(OSError):
             connection.send(json.dumps({"exit_status": os.waitstatus_to_exitcode(status)}).encode())
         connection.close()
+
+
+def _read_request(fd: int) -> dict[str, Any]:
+    about = os.fstat(fd)
+    if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST_REQUEST_BYTES:
+        raise ValueError("that is no file with a request")
+    data = bytearray()
+    while len(data) < about.st_size and (more := os.pread(fd, about.st_size - len(data), len(data))):
+        data += more
+    request = json.loads(data)
+    if not isinstance(request, dict):
+        raise ValueError("that is no request")
+    return request
+
+
+def _refuse(connection: socket.socket, error: Exception) -> None:
+    with contextlib.suppress(OSError):
+        connection.send(json.dumps({"error": repr(error)}).encode())
+    connection.close()
 
 
 def _peer_uid(connection: socket.socket) -> int:

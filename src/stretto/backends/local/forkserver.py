@@ -1,9 +1,14 @@
 """Warm interpreters: one per Python environment, with everything imported, of which workers are forks.
 
 Importing torch takes seconds, a fork milliseconds. `ForkServer` starts an interpreter of the user's environment that
-runs `forkhost.py`; `ForkServers` keeps one per environment. What only counts when an interpreter starts (flags, LD_*
-and PYTHON* variables, variables that libraries read while they are imported) cannot be changed in one that runs; a
-worker that needs it is refused with the reason, and its launcher starts it in the plain way.
+runs `forkhost.py`; `ForkServers` keeps a few of them, one per environment: those that were used last. What only counts
+when an interpreter starts (flags, LD_* and PYTHON* variables, variables that libraries read while they are imported)
+cannot be changed in one that runs; a worker that needs it is refused with the reason, and its launcher starts it in the
+plain way.
+
+A server knows nothing of any job: it is started with a few variables of ours and those that its environment is told
+apart by, which all of its workers have in common (`_server_env`). All others a worker gets when it is a process of its
+own.
 
 The server ends with its owner, the process that made it, and its workers end with the server; a worker also ends with
 whoever asked for it. Not so those that were asked for by `supervise`: they have a supervisor of their own.
@@ -25,11 +30,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from stretto import jobfiles
 from stretto.backends.local.containment import MARK
@@ -61,6 +67,23 @@ _APPLIED = frozenset({"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONBREA
 """Of those, what the worker applies to itself, or what is read when it is used."""
 
 _READ_LATER = ("TORCHELASTIC_", "TORCH_NCCL_")
+
+_OWN = (
+    *("PATH", "USER", "LOGNAME", "SHELL", "TZ", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX", "LANGUAGE"),
+    *("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"),
+)
+"""Variables that every server has, as we have them."""
+
+_ALONE = frozenset(
+    {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONMALLOCSTATS", "PYTHONTRACEMALLOC"}
+) | frozenset({"PYTHONDEVMODE", "PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME", "LD_PRELOAD", "LD_AUDIT", "LD_DEBUG"})
+"""For these no server is started: they differ from run to run, or are meant for one program."""
+
+MOST_SERVERS, MOST_MIB, IDLE_S = 4, 4096, 1800.0
+"""So many are kept, with so much memory together, and so long without being asked for anything."""
+_JUST_S = 10.0
+"""Who was asked for so short a time ago is about to fork."""
+_MOST_REMEMBERED = 64
 
 
 class ForkFailed(StrettoError):
@@ -106,7 +129,7 @@ class Environment:
                 [python, "-c", _DESCRIBE], env=_server_env(env), cwd="/", capture_output=True, text=True, timeout=60
             )
             version, prefix, path = json.loads(done.stdout)
-        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        except (OSError, ValueError, TypeError, subprocess.TimeoutExpired) as error:
             raise ForkFailed(f"{python} is not a Python interpreter that starts: {error}") from None
         return cls(os.path.abspath(python), f"{version} {prefix}", tuple(path), start)
 
@@ -171,6 +194,8 @@ class ForkServer:
         Their list is found once per environment and kept in `cache`.
         """
         env = os.environ if env is None else env
+        self._busy = 0
+        self._asking = threading.Lock()
         self.environment = Environment.of(python, env)
         self.key = self.environment.key()
         self.failure = ""
@@ -184,7 +209,7 @@ class ForkServer:
         self._user_site = False
         self._hearing = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = self._start(_server_env(env), tuple(preload), cache or _cache_folder(env), theirs)
+        self._process = self._start(_server_env(env), tuple(preload), cache or _cache_folder(), theirs)
 
     def _start(
         self, env: dict[str, str], preload: tuple[str, ...], cache: Path, theirs: socket.socket
@@ -255,29 +280,53 @@ class ForkServer:
     def _request(self, request: dict[str, Any], fds: tuple[int, ...]) -> Forked:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            return self._ask(connection, json.dumps(request).encode(), fds)
-        except (OSError, ValueError, LookupError) as error:
+            with self._being_asked():
+                word = b"supervise" if "supervise" in request else b"fork"
+                return self._ask(connection, word, json.dumps(request).encode(), fds)
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             connection.close()
             raise ForkFailed(f"the fork server did not answer: {error!r}") from None
         except BaseException:
             connection.close()
             raise
 
-    def _ask(self, connection: socket.socket, request: bytes, fds: tuple[int, ...]) -> Forked:
+    @contextlib.contextmanager
+    def _being_asked(self) -> Iterator[None]:
+        with self._asking:
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._asking:
+                self._busy -= 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is forking at this moment."""
+        return self._busy > 0
+
+    def memory_mib(self) -> int:
+        """What it holds; its workers share most of that."""
+        try:
+            with open(f"/proc/{self.pid}/statm") as file:
+                return int(file.read().split()[1]) * resource.getpagesize() >> 20
+        except (OSError, LookupError, ValueError):
+            return 0
+
+    def _ask(self, connection: socket.socket, word: bytes, request: bytes, fds: tuple[int, ...]) -> Forked:
         connection.settimeout(30.0)
         connection.connect(self.address)
         # A file of its own: a packet has a limit that an environment may exceed.
         with open(os.memfd_create("stretto-request"), "wb", buffering=0) as file:
             file.write(request)
-            socket.send_fds(connection, [b"fork"], [file.fileno(), *fds])
+            socket.send_fds(connection, [word], [file.fileno(), *fds])
         data, pidfds, _, _ = socket.recv_fds(connection, 65536, 1, socket.MSG_CMSG_CLOEXEC)
-        if not data:
-            raise ForkFailed("the fork server ended before it had made the worker")
-        answer: dict[str, Any] = json.loads(data)
-        if "error" in answer:
-            raise ForkFailed(f"the fork server could not fork: {answer['error']}")
-        connection.setblocking(False)
-        return Forked(answer["pid"], pidfds[0], connection)
+        try:
+            return Forked(_pid(data), pidfds[0], _unblocked(connection))
+        except BaseException:
+            for pidfd in pidfds:
+                os.close(pidfd)
+            raise
 
     def retire(self) -> None:
         """Take no more requests, and end when the last worker has ended."""
@@ -330,14 +379,18 @@ class ForkServer:
         if not data:
             self._process.wait()
             return
-        word: dict[str, Any] = json.loads(data)
-        self.failure = word.get("failed", "")
-        if not self.failure:
-            self.ready = True
-            self.modules = word["modules"]
-            self._names = frozenset(word["names"])
-            self._imported_env = word["imported_env"]
-            self._user_site = word["user_site"]
+        try:
+            word: dict[str, Any] = json.loads(data)
+            self.failure = str(word.get("failed", ""))
+            if not self.failure:
+                self.modules = int(word["modules"])
+                self._names = frozenset(map(str, word["names"]))
+                self._imported_env = {str(name): str(value) for name, value in word["imported_env"].items()}
+                self._user_site = bool(word["user_site"])
+                self.ready = True
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+            # The interpreter is the user's.
+            self.failure = f"the fork server does not speak our language: {error!r:.100}"
 
     def _is_our_interpreter(self, name: str, env: Mapping[str, str], cwd: str) -> bool:
         """Two environments may link to one interpreter, so the folder counts too."""
@@ -372,34 +425,112 @@ class ForkServer:
 class ForkServers:
     """One fork server per environment, made on first use, replaced when the environment's contents change.
 
-    It may be used from several threads.
+    They are bounded in number and memory: to make room the one that was not asked for the longest time ends, and where
+    all are at work there is none for a newcomer. Who is not asked for long ends, too, but for the first one of our own
+    interpreter, which most jobs use. It may be used from several threads.
     """
 
-    def __init__(self, *, preload: Sequence[str] = ("torch",), cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        preload: Sequence[str] = ("torch",),
+        cache: Path | None = None,
+        most: int = MOST_SERVERS,
+        most_mib: int = MOST_MIB,
+        idle_s: float = IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._preload = tuple(preload)
         self._cache = cache
-        self._servers: dict[tuple[str, tuple[tuple[str, str], ...]], ForkServer] = {}
+        self._most, self._most_mib, self._idle_s, self._clock = most, most_mib, idle_s, clock
+        self._servers: dict[_Where, ForkServer] = {}
+        """Who was asked last is last."""
+        self._asked_s: dict[_Where, float] = {}
+        self._own: _Where | None = None
+        """Who stays though nobody asks."""
         self._retired: list[ForkServer] = []
         self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._caretaker: threading.Thread | None = None
 
     def get(self, python: str, env: Mapping[str, str]) -> ForkServer:
         """The server for this interpreter and these variables; it may still be importing. Raises `ForkFailed`."""
+        if alone := sorted(_ALONE & env.keys()):
+            raise ForkFailed(f"{', '.join(alone)} only count at the interpreter's start")
         with self._lock:
+            if self._caretaker is None:
+                self._caretaker = threading.Thread(target=self._look_after, name="stretto-forkservers", daemon=True)
+                self._caretaker.start()
             return self._get(python, env)
 
     def _get(self, python: str, env: Mapping[str, str]) -> ForkServer:
         self._bury()
-        where = os.path.abspath(python), tuple(sorted(at_start(env).items()))
-        server = self._servers.get(where)
-        if server is not None and not server.worn_out():
-            return server
-        if server is not None:
+        where = _where(python, env)
+        if self._own is None and where[0] == os.path.abspath(sys.executable):
+            self._own = where
+        server = self._servers.pop(where, None)
+        if server is not None and server.worn_out():
+            self._end(server)
+            server = None
+        if server is None:
+            self._make_room()
+            server = ForkServer(python, env, preload=self._preload, cache=self._cache)
+        self._servers[where], self._asked_s[where] = server, self._clock()
+        return server
+
+    def tend(self) -> None:
+        """End those that have not been asked for anything for long."""
+        with self._lock:
+            self._bury()
+            for where in self._endable(self._idle_s):
+                if where != self._own:
+                    self._forget(where)
+
+    def _look_after(self) -> None:
+        while not self._closing.wait(max(0.1, min(60.0, self._idle_s / 4))):
+            self.tend()
+
+    def _make_room(self) -> None:
+        """For one more. Raises `ForkFailed` where nobody can go."""
+        while len(self._alive()) >= self._most or self._held_mib() > self._most_mib:
+            endable = self._endable(_JUST_S)
+            if not endable:
+                raise ForkFailed(f"there are {len(self._alive())} fork servers, and all of them are at work")
+            self._forget(endable[0])
+        for where in [where for where, server in self._servers.items() if not server.alive][:-_MOST_REMEMBERED]:
+            self._forget(where)
+
+    def _alive(self) -> list[ForkServer]:
+        """But for those that have been told to end."""
+        return [server for server in self._servers.values() if server.alive]
+
+    def _held_mib(self) -> int:
+        return sum(server.memory_mib() for server in self._alive())
+
+    def _endable(self, unasked_s: float) -> list[_Where]:
+        """Who runs and has not been asked for so long, nor is at work; who was asked last is last."""
+        now_s = self._clock()
+        return [
+            where for where, server in self._servers.items()
+            if server.alive and not server.busy and now_s - self._asked_s[where] >= unasked_s
+        ]  # fmt: skip
+
+    def _forget(self, where: _Where) -> None:
+        del self._asked_s[where]
+        self._end(self._servers.pop(where))
+
+    def _end(self, server: ForkServer) -> None:
+        """At once while it imports; otherwise when the last worker that is tied to it has ended."""
+        if server.ready and server.alive:
             server.retire()
             self._retired.append(server)
-        self._servers[where] = ForkServer(python, env, preload=self._preload, cache=self._cache)
-        return self._servers[where]
+        else:
+            server.close()
 
     def close(self) -> None:
+        self._closing.set()
+        if self._caretaker is not None:
+            self._caretaker.join()
         for server in (*self._servers.values(), *self._retired):
             server.close()
         self._servers.clear()
@@ -415,6 +546,37 @@ class ForkServers:
         for server in [server for server in self._retired if not server.alive]:
             server.close()
             self._retired.remove(server)
+
+
+_Where: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
+"""What environments are told apart by: the interpreter, and the variables that shape its start."""
+
+
+def _where(python: str, env: Mapping[str, str]) -> _Where:
+    return os.path.abspath(python), tuple(sorted(_shaping(env).items()))
+
+
+def _shaping(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a server that come from a job: all jobs that it serves have them in common."""
+    home = {"HOME": env["HOME"]} if "HOME" in env else {}
+    return {**at_start(env), **home}
+
+
+def _pid(answer: bytes) -> int:
+    """Of the worker that a server has made."""
+    if not answer:
+        raise ForkFailed("the fork server ended before it had made the worker")
+    words: dict[str, Any] = json.loads(answer)
+    if "error" in words:
+        raise ForkFailed(f"the fork server could not fork: {str(words['error'])[:200]}")
+    if type(words["pid"]) is not int or words["pid"] <= 1:
+        raise ValueError("that is no process")
+    return int(words["pid"])
+
+
+def _unblocked(connection: socket.socket) -> socket.socket:
+    connection.setblocking(False)
+    return connection
 
 
 def _request(command: Sequence[str], env: Mapping[str, str], cwd: str) -> dict[str, Any]:
@@ -438,13 +600,15 @@ _LIMITS = tuple(sorted({value for name, value in vars(resource).items() if name.
 
 
 def _server_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the server itself: numbers of threads are the workers', and a library must not start any."""
-    kept = {name: value for name, value in env.items() if not name.endswith("_NUM_THREADS") and name != "PYTHONPATH"}
-    return {**kept, "OPENBLAS_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1", MARK: "-" * MARK_ROOM}
+    """The variables of the server itself, and all that /proc ever shows of it and its workers: a few of ours, and those
+    that it is known by. Numbers of threads are the workers', and a library must not start any."""
+    own = {name: os.environ[name] for name in _OWN if name in os.environ}
+    shaping = {name: value for name, value in _shaping(env).items() if name not in _ALONE}
+    return {**own, **shaping, "OPENBLAS_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1", MARK: "-" * MARK_ROOM}
 
 
-def _cache_folder(env: Mapping[str, str]) -> Path:
-    base = env.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base, "stretto")
 
 

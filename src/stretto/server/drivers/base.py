@@ -41,6 +41,8 @@ class Fault:
     text: str
     node: str = ""
     """The node that was lost, if it was that."""
+    newcomer: bool = False
+    """It never took part, and others do: they go on as they are."""
 
 
 Judgement: TypeAlias = End | Fault | None
@@ -79,6 +81,8 @@ class Driver(ABC):
         self.folder = surroundings.folder / active.job.id
         self.longest_pause_s = 0.0
         """The longest time without a step since `watch_pauses` was called."""
+        self.newcomers_failed = 0
+        """In a row, since one succeeded, whatever the others did meanwhile."""
         self.end: End | None = None
         """How the job ends, once that is known: then nothing is started any more."""
         self.seen: Kept | None = None

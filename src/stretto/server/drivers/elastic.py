@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,10 +26,11 @@ from stretto.jobs.model import Seat, Worker
 from stretto.runtime.messages import NOTICE
 from stretto.server.asked import workdir
 from stretto.server.book import Active
-from stretto.server.drivers.base import Driver, End, Judgement, Surroundings, describe, fault_of
+from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe, fault_of
 from stretto.server.drivers.speed import Speed
 
 EVICTED_CODE = 75
+_LONGEST_REASON = 200
 _LONGEST_S = 1e9
 """Of pauses; who says more is mistaken."""
 
@@ -40,11 +42,16 @@ class ElasticDriver(Driver):
         self._speed = Speed(active, surroundings, lambda: self.state)
         self._hanging: dict[str, float] = {}
         """Workers that were named, and for how long they have made no step."""
+        self._took_part: set[str] = set()
+        """Everybody who ever did, as far as we were there."""
+        self._reasons: dict[str, str] = {}
+        """Why the job goes on without somebody."""
         self.coordination = Coordination(
             _settings(active), self._journal() if journal is None else journal, watch=self._watch
         )
         self.coordination.open()
         self._committed = (0, surroundings.clock())
+        self._took_part |= self.joined
         self._failed_exit: tuple[Worker, Exit] | None = None
         self._never_joined = False
         """Its script has ended without a word to us: it is not elastic, and not started anew in another's place."""
@@ -120,7 +127,15 @@ class ElasticDriver(Driver):
             self.end = self._judge(worker, exit, left)
         if self.end is not None:
             return self.end
-        return None if taken or (ended and exit.status == 0) else fault_of(worker, exit)
+        return None if taken or (ended and exit.status == 0) else self._fault(worker, exit)
+
+    def _fault(self, worker: Worker, exit: Exit) -> Fault:
+        """A newcomer that fails while others train tells nothing of them, and their steps nothing of the next one."""
+        newcomer = self.serving and worker.name not in self._took_part
+        why = self._reasons.pop(worker.name, "")
+        fault = fault_of(worker, exit)
+        text = f"{fault.text}: {why}" if why and not exit.text else fault.text
+        return replace(fault, text=text, newcomer=newcomer)
 
     def _confirm(self, worker: Worker, exit: Exit) -> None:
         """Tell the coordinator that its process is gone."""
@@ -170,6 +185,8 @@ class ElasticDriver(Driver):
 
     def _watch(self, effect: Effect) -> None:
         number = self.active.number
+        if isinstance(effect, Evicted):
+            self._reasons[effect.worker] = effect.reason[:_LONGEST_REASON]
         if isinstance(effect, (Progress, Formed, Evicted)):
             self._look_who_hangs()
         match effect:
@@ -214,6 +231,9 @@ class ElasticDriver(Driver):
     def _look_who_joined(self) -> None:
         """A script that takes part hands its state over: a stop costs it nothing."""
         job = self.active.job
+        if not self.joined <= self._took_part:
+            self._took_part |= self.joined
+            self.newcomers_failed = 0
         if not job.keeps and self.joined and job.workers:
             start_s = self.around.clock() - min(worker.launched_s for worker in job.workers)
             self.seen = Kept(how="its script has joined", start_s=round(start_s, 3))
