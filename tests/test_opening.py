@@ -37,7 +37,7 @@ ALLOWED: dict[str, dict[str, tuple[int, str]]] = {
         "shutil.rmtree": (1, "the fork server's own folder"),
     },
     "backends/local/forkserver.py": {
-        "open": (3, "a new folder of ours, a memfd and /proc"),
+        "open": (4, "a new folder of ours, a memfd and /proc"),
         "os.scandir": (2, "folders of packages; nothing in them is opened"),
         "cache.mkdir": (1, "the cache of whoever owns the interpreter"),
         "config.write_text": (1, "a new folder of ours"),

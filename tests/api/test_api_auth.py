@@ -147,13 +147,20 @@ def test_a_browser_sends_its_token_as_the_first_message(api: Api, tokens: dict[s
         assert socket.subprotocol == FIRST_MESSAGE
         socket.send(json.dumps({"token": tokens["viewer"]}))
         assert socket.recv(timeout=30)
-    for said in ('{"token": "wrong"}', "no token", b"\xff", "[" * 100_000):
+    too_long = 1009
+    for said, code in (
+        ('{"token": "wrong"}', 4401),
+        ("no token", 4401),
+        (b"\xff", 4401),
+        ("[" * 4000, 4401),
+        ("[" * 100_000, too_long),
+    ):
         with connect(url, subprotocols=[Subprotocol(FIRST_MESSAGE)]) as socket:
             socket.send(said)
             with pytest.raises(ConnectionClosed) as closed:
                 socket.recv(timeout=30)
             assert closed.value.rcvd is not None
-            assert closed.value.rcvd.code == 4401
+            assert closed.value.rcvd.code == code
 
 
 def listen_to_events(api: Api, token: str) -> Iterator[bytes]:
