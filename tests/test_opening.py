@@ -32,7 +32,7 @@ ALLOWED: dict[str, dict[str, tuple[int, str]]] = {
         "os.scandir": (1, "control groups"),
     },
     "backends/local/forkhost.py": {
-        "open": (7, "as the worker's own user, before there is a worker"),
+        "open": (6, "as the worker's own user, before there is a worker"),
         "os.listdir": (2, "/proc"),
         "shutil.rmtree": (1, "the fork server's own folder"),
     },
