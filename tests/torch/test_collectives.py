@@ -36,7 +36,7 @@ TOGETHER = {
     "skipped after others": "the workers of rank 1 go on without it",
     "skipped between": "the workers of rank 1 go on without it",
     "of different keys": "rank 0 is at job.all_reduce(…, 'sum') of {'one': int64 [], 'three': int64 []}; rank 1 is at",
-    "after the end": "the script of w1 has ended, and this worker waits for it in job.all_reduce(…, 'sum')",
+    "after the end": " has ended, and this worker waits for it in job.all_reduce(…, 'sum')",
     "different": "rank 0 is at job.all_gather(…) of float64 rows of [6]; rank 1 is at job.barrier()",
     "of different shapes": "rank 0 is at job.all_reduce(…, 'sum') of float64 [3, 6]; rank 1 is at",
 }

@@ -431,7 +431,8 @@ def test_limits_are_set_and_groups_are_removed(data: Path, warm: bool) -> None:
 
 
 def test_whom_a_fork_starts_at_once_is_taken_in_as_well(data: Path) -> None:
-    text = "import os, signal; os.fork(); os.fork(); print(os.getpid(), flush=True); signal.pause()"
+    # In one piece: the four write at once.
+    text = "import os, signal; os.fork(); os.fork(); os.write(1, b'%d\\n' % os.getpid()); signal.pause()"
 
     async def story(here: World) -> None:
         if not here.backend.means.home:
