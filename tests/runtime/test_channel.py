@@ -106,13 +106,19 @@ def test_the_end_of_the_lease_is_told_to_whoever_waits_for_a_peer() -> None:
 def test_a_host_without_the_secret_is_told_nothing_and_not_believed() -> None:
     heard: SimpleQueue[str] = SimpleQueue()
 
+    came = threading.Event()
+
     def pretend(connection: ServerConnection) -> None:
+        """To the first that comes; it comes again, and is not heard."""
+        if came.is_set():
+            return
+        came.set()
         given = challenge()
         connection.send(encode(given))
         heard.put(str(connection.recv(timeout=PATIENCE_S)))
-        connection.send(encode(Proof(proof=given.nonce)))
-        connection.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=1.0, lease_s=60.0)))
         with suppress(ConnectionClosed):
+            connection.send(encode(Proof(proof=given.nonce)))
+            connection.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=1.0, lease_s=60.0)))
             heard.put(str(connection.recv(timeout=PATIENCE_S)))
         heard.put("it hung up")
 
