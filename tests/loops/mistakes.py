@@ -116,6 +116,15 @@ def an_early_exit(job: Job) -> None:
             sys.exit(0)
 
 
+def an_early_end(job: Job) -> None:
+    model, optimizer = _registered(job)
+    for batch in job.batches(DATA, size=24, epochs=5):
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+        if batch.step == 25:
+            raise SystemExit(0)
+
+
 def thawed_behind_its_back(job: Job) -> None:
     model, optimizer = _registered(job)
     model[4].requires_grad_(False)
@@ -437,6 +446,7 @@ REFUSED = {
     a_plain_loop: "SGD was asked to step outside of the job's loops",
     phases_in_passes: "a backward pass follows a step() in one body",
     phases_in_accumulation: "a backward pass follows a step() in one body",
+    an_early_end: "the script ended inside its loop, at step 26 of 50",
     an_early_exit: "the script ended inside its loop, at step 26 of 50",
     wrapped_in_ddp: "the model is wrapped in DistributedDataParallel",
     a_distributed_sampler: "a DistributedSampler gives each worker a slice of its own",

@@ -40,6 +40,7 @@ from stretto.torch.checks import TrainingError
 from stretto.torch.collectives import Collectives
 from stretto.torch.data import Batch, Part, Reader, Turn, TurnReader
 from stretto.torch.deeds import Asked, Deeds
+from stretto.torch.departures import Departures
 from stretto.torch.flags import Flags
 from stretto.torch.frozen import Frozen
 from stretto.torch.gate import Gate
@@ -120,11 +121,15 @@ class Job:
         """The last of which a `for` or a `next` has asked for a batch. It ends when the script lets go of it."""
         self._paused = False
         """Whether the script is out of its body, and may come back."""
-        self._exits_in_body = False
+        self._departures = Departures()
+        self._exits = False
+        """Whether the script left its body by its end, or that of its thread."""
         self._passed = False
         self._reduced: list[int] = []
         self._thread = 0
         """That goes through the loop under way."""
+        self._left_by = 0
+        """The thread that left it early."""
         self._deeds = Deeds(self)
         self._left = False
         """The script has left the loop under way, by `break`."""
@@ -574,7 +579,7 @@ class Job:
         unless it calls what is for others than its body."""
         if self._asked_loop is None or self._asked_loop() is not loop or not (self._inside and self._in_body):
             return
-        self._in_body, self._paused = False, True
+        self._in_body, self._paused, self._exits = False, True, self._departures.by_exit()
         self.collectives.end()
         if self.reducer is not None and self.reducer.failed is not None:
             # What the script does next must not be done with what others have one step more of.
@@ -627,7 +632,7 @@ class Job:
             for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
                 self._feed(number, part, weight, first=i == 0, last=i == len(parts) - 1)
                 batch.last = i == len(parts) - 1
-                self._in_body, self._exits_in_body, self._thread = True, False, threading.get_ident()
+                self._in_body, self._exits, self._thread = True, False, threading.get_ident()
                 looks = not batch.last and (self._watched <= _WATCHED or (i == 0 and self._looks.due()))
                 before = self._looks.timed(self._sums) if looks else None
                 try:
@@ -635,6 +640,7 @@ class Job:
                 except GeneratorExit:
                     # Python may be late to let go of it: then the script is in another loop already, or past this one.
                     if self._loops == number + 1 and self._inside:
+                        self._exits = self._exits or (self._in_body and self._departures.by_exit())
                         self._leave_early()
                     raise
                 finally:
@@ -1339,7 +1345,7 @@ class Job:
 
     def _leave(self) -> None:
         """The script goes out of its loop."""
-        self._thread = 0
+        self._left_by, self._thread = self._thread, 0
         self._frozen.watch((), self.holder.trained)
         if self._plan is not None:
             chance.end_loop(self._plan.loop.seed, self.cursor.loop, self.device)
@@ -1417,16 +1423,18 @@ class Job:
         if self.world is not None:
             self.world.forget()
 
-    def exits(self) -> None:
-        """The script is about to end."""
-        self._exits_in_body = self._in_body and os.getpid() == self._process
+    def thread_died(self, thread: int) -> None:
+        """Of what nobody caught, or by an exit, which ends a thread only."""
+        if self._inside and thread in (self._thread, self._left_by):
+            self._exits = True
 
     def finish(self) -> None:
         """The script has ended by itself: well, unless a loop was under way."""
         goes_on = self.world is None or not self.world.closed
         if goes_on:
             self._leave_paused()
-        if self._inside and self._exits_in_body and self._plan is not None and goes_on:
+        exits = self._exits or (self._in_body and self._departures.ended_by_exit())
+        if self._inside and exits and self._plan is not None and goes_on:
             raise checks.ended_inside(self.cursor.step, self._plan.loop.total_steps)
         if self._in_body and goes_on:
             # It took its batches one by one, and did not ask for another.

@@ -9,11 +9,10 @@ import signal
 import sys
 import threading
 import traceback
-from _sitebuiltins import Quitter
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ from stretto.runtime import address, watchdog
 from stretto.runtime.channel import NoCoordinator
 from stretto.runtime.member import Evicted
 from stretto.runtime.messages import NOTICE, Bye
-from stretto.torch import checks, virtual
+from stretto.torch import checks, departures, virtual
 from stretto.torch.checks import TrainingError
 from stretto.torch.job import Job
 from stretto.torch.state import Holder
@@ -82,7 +81,7 @@ _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 def _end_with_a_word(job: Job) -> None:
     """Tell the coordinator how the script ended. A child that the script forks does not speak for it."""
-    before = sys.excepthook
+    before, before_in_threads = sys.excepthook, threading.excepthook
     failed = threading.Event()
     process = os.getpid()
 
@@ -96,6 +95,11 @@ def _end_with_a_word(job: Job) -> None:
         failed.set()
         if os.getpid() == process:
             job.close(Bye(reason="error", text="".join(traceback.format_exception(kind, error, trace))))
+
+    def in_threads(end: threading.ExceptHookArgs) -> None:
+        before_in_threads(end)
+        if end.thread is not None and os.getpid() == process:
+            job.thread_died(end.thread.ident or 0)
 
     def finish() -> None:
         if failed.is_set() or os.getpid() != process:
@@ -112,8 +116,8 @@ def _end_with_a_word(job: Job) -> None:
                     stream.flush()
             os._exit(1)
 
-    sys.excepthook = hook
-    _note_exits(job)
+    sys.excepthook, threading.excepthook = hook, in_threads
+    departures.make_exits_seen()
     atexit.register(finish)
     os.register_at_fork(after_in_child=job.forget_parent)
 
@@ -129,22 +133,6 @@ def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
     for step in reversed(steps):
         found = TracebackType(found, step.tb_frame, step.tb_lasti, step.tb_lineno)
     return found
-
-
-def _note_exits(job: Job) -> None:
-    """A script that ends by `sys.exit` inside a loop looks as if it had left it by `break`: so the calls are noted."""
-    plain, typed = sys.exit, Quitter.__call__
-
-    def noted_exit(status: Any = None, /) -> NoReturn:
-        job.exits()
-        plain(status)
-
-    def noted_call(self: Quitter, code: Any = None) -> NoReturn:
-        job.exits()
-        typed(self, code)
-
-    sys.exit = noted_exit
-    Quitter.__call__ = noted_call  # type: ignore[method-assign]
 
 
 def _leave_when_terminated(world: World) -> None:
