@@ -70,4 +70,5 @@ class Trained:
             self.put(self.ids | new)
 
     def put(self, ids: set[int]) -> None:
-        self.ids, self.version = ids, self.version + 1
+        if ids != self.ids:
+            self.ids, self.version = ids, self.version + 1

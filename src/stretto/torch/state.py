@@ -264,8 +264,16 @@ def put_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor | int
     for place, parameter in enumerate(parameters):
         found = gradients[place] if place < len(gradients) else None
         if isinstance(found, int):
-            found = torch.zeros_like(parameter)
+            found = _zeros_like(parameter)
         parameter.grad = None if found is None else found.to(parameter.device)
+
+
+def _zeros_like(given: Tensor) -> Tensor:
+    """Most scripts throw it away at once: so it costs nothing before anybody reads it."""
+    if given.device.type != "cpu" or not given.is_contiguous():
+        return torch.zeros_like(given)
+    memory = torch.from_numpy(np.zeros(given.nbytes, np.uint8))
+    return memory.view(given.dtype).view(given.shape)
 
 
 def _tensors(model: nn.Module) -> dict[str, Any]:
