@@ -182,21 +182,27 @@ def test_nobody_waits_for_one_who_left_the_loop_to_weigh_a_batch(tmp_path: Path,
 
 
 def test_a_step_that_was_lost_as_the_script_left_its_loop_is_done_by_others(tmp_path: Path, warm: ForkServer) -> None:
-    """The first `break` of that habit is in step 37 of the job."""
-    folder, habit = tmp_path / "elastic", Habit("walking")
-    with started(folder, warm, "walking", 2, min_workers=1, PACE_S="0.5") as harness:
-        harness.wait_members(2)
-        hurry(folder, 36)
-        harness.wait_applied(36)
-        victim = harness.members()[1]
-        assert strike(harness, folder, "sum", victim), harness.describe()
-        hurry(folder)
-        assert harness.wait_over()["event"] == "done", harness.describe()
-        assert [worker.status for worker in harness.workers].count(EVICTED_CODE) == 1, harness.describe()
-    found = results(folder)
-    assert found
-    for worker, result in found.items():
-        assert not habit.far(result), worker
+    """The first `break` of that habit is in step 37 of the job. A worker that dies in the sum may have sent its part of
+    it already: then nothing is lost, and it is tried again."""
+    habit = Habit("walking")
+    for attempt in range(5):
+        folder = tmp_path / f"elastic-{attempt}"
+        with started(folder, warm, "walking", 2, min_workers=1, PACE_S="0.5") as harness:
+            harness.wait_members(2)
+            hurry(folder, 36)
+            harness.wait_applied(36)
+            victim = harness.members()[1]
+            assert strike(harness, folder, "sum", victim), harness.describe()
+            hurry(folder)
+            assert harness.wait_over()["event"] == "done", harness.describe()
+            evicted = [worker.status for worker in harness.workers].count(EVICTED_CODE)
+        found = results(folder)
+        assert found
+        for worker, result in found.items():
+            assert not habit.far(result), worker
+        if evicted == 1:
+            return
+    raise AssertionError("no step was ever lost")
 
 
 def test_epochs_of_epochs_go_on_from_a_checkpoint(tmp_path: Path, warm: ForkServer) -> None:
