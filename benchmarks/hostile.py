@@ -1,6 +1,6 @@
 """Does a hostile job of one account, or a failing machine, reach ten innocent jobs of another?
 
-    python benchmarks/hostile.py [--rounds 300] [--innocents 10] [--seed 1] [--keep FOLDER]
+    python benchmarks/hostile.py [--rounds 300] [--innocents 10] [--seed 1] [--keep FOLDER] [--same-account]
 
 As root: two accounts are made for it, and go at the end. A server that separates accounts runs ten training jobs of the
 one, which have canaries in their environment, logs, checkpoints and results; and a job of the other that attacks, round
@@ -11,7 +11,8 @@ loaded before the C library), the server may open no more files, the clock is se
 At the end every innocent job has ended once, with the same weights as by hand; the attacker has found no canary and has
 written to, removed or signalled nothing of others; no process of either account is left. All the while requests come at
 fixed times, whether the last one was answered or not (late ones count from when they were due), and `/readyz` is asked
-at the same moment as a job is submitted.
+at the same moment as a job is submitted. With `--same-account` the attacker is of the innocent jobs' account, and must
+find their canaries: so it would elsewhere.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import random
 import resource
 import secrets
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -51,7 +53,11 @@ LIMITS = {"healthz": 0.1, "list": 0.25, "submit": 0.5}
 LONGEST_BLOCK_S = 0.5
 TROUBLES = struct.Struct("<qd")
 FAULTS = ("full", "no inodes", "EIO", "no descriptors", "clock back", "clock ahead")
-STEPS, STEP_S = 2_000, 0.25
+STEP_S = 0.25
+STEPS_A_ROUND = 6
+"""Of the innocent jobs: they are to outlast the attacks."""
+STEPS_BEFORE = 60
+"""Of every innocent job before the attack: it has a log and a checkpoint by then."""
 DEADLINE_S = 1800.0
 
 
@@ -238,12 +244,14 @@ class Asking:
 # The jobs.
 
 
-def innocent(number: int, python: str, more: dict[str, str], results: Path, canaries: dict[str, str]) -> dict[str, Any]:
+def innocent(
+    number: int, steps: int, python: str, more: dict[str, str], results: Path, canaries: dict[str, str]
+) -> dict[str, Any]:
     return {
         "name": f"innocent-{number}",
         "run": [python, str(SCRIPTS / "innocent.py")],
         "env": {
-            **more, **canaries, "STEPS": str(STEPS), "STEP_S": str(STEP_S), "SEED": str(number),
+            **more, **canaries, "STEPS": str(steps), "STEP_S": str(STEP_S), "SEED": str(number),
             "RESULTS": str(results), "OMP_NUM_THREADS": "1",
         },
         "elastic": {"min": 1, "max": 2, "explore": False},
@@ -251,10 +259,10 @@ def innocent(number: int, python: str, more: dict[str, str], results: Path, cana
     }  # fmt: skip
 
 
-def by_hand(python: str, more: dict[str, str], folder: Path, number: int) -> dict[str, Any]:
+def by_hand(steps: int, python: str, more: dict[str, str], folder: Path, number: int) -> dict[str, Any]:
     """What it comes to where nobody disturbs it."""
     environment = {
-        **os.environ, **more, "STEPS": str(STEPS), "STEP_S": "0", "SEED": str(number), "RESULTS": str(folder),
+        **os.environ, **more, "STEPS": str(steps), "STEP_S": "0", "SEED": str(number), "RESULTS": str(folder),
         "OMP_NUM_THREADS": "1", **{f"CANARY_{kind}": "none" for kind in KINDS},
     }  # fmt: skip
     subprocess.run([python, str(SCRIPTS / "innocent.py")], env=environment, check=True, stdout=subprocess.DEVNULL)
@@ -281,15 +289,19 @@ def main() -> None:
     parser.add_argument("--innocents", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for the logs of the attacker and the server")
+    parser.add_argument("--same-account", action="store_true", help="see that the attacker finds what it can reach")
     given = parser.parse_args()
     if os.geteuid():
         sys.exit("this must be run by root: it makes accounts, and a server that separates them")
-    met = run(given.rounds, given.innocents, given.seed, given.keep)
+    # What was made is taken away, too, if somebody ends this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was ended"))
+    met = run(given.rounds, given.innocents, given.seed, given.keep, same_account=given.same_account)
     sys.exit(0 if met else 1)
 
 
-def run(rounds: int, innocents: int, seed: int, keep: Path | None) -> bool:
+def run(rounds: int, innocents: int, seed: int, keep: Path | None, *, same_account: bool = False) -> bool:
     luck = random.Random(seed)
+    steps = STEPS_BEFORE + 40 + 10 * (rounds * STEPS_A_ROUND // 10)
     python, more = interpreter()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hostile-")))
@@ -302,25 +314,27 @@ def run(rounds: int, innocents: int, seed: int, keep: Path | None) -> bool:
         server = stack.enter_context(serving(folder, data, troubles, innocents + 2))
         admin = stack.enter_context(Client(data=data))
         tokens = {name: admin.create_token(name).secret for name in (GOOD, BAD)}
-        url = f"http://127.0.0.1:{json.loads((data / 'server.json').read_text())['port']}"
+        url = json.loads((data / "server.json").read_text())["url"]
         port = int(url.rpartition(":")[2])
         ours = stack.enter_context(Client(url, tokens[GOOD]))
-        theirs = stack.enter_context(Client(url, tokens[BAD]))
+        hostile = tokens[GOOD if same_account else BAD]
+        theirs = stack.enter_context(Client(url, hostile))
         results = Path(good.pw_dir)
         canaries = {
             n: {f"CANARY_{kind}": f"canary-{kind}-{secrets.token_hex(16)}" for kind in KINDS} for n in range(innocents)
         }
         jobs = [
-            ours.submit(innocent(n, python, more, results, canaries[n]), cwd=str(results)).number
+            ours.submit(innocent(n, steps, python, more, results, canaries[n]), cwd=str(results)).number
             for n in range(innocents)
         ]
         attack = {
             "name": "attacker", "run": [python, str(SCRIPTS / "attacker.py")], "workers": 1,
             "resources": {"gpu": 1, "memory": "1Gi"},
             "env": {
-                "ROUNDS": str(rounds), "SEED": str(seed), "PORT": str(port), "TOKEN": tokens[BAD], "DATA": str(data),
+                "ROUNDS": str(rounds), "SEED": str(seed), "PORT": str(port), "TOKEN": hostile, "DATA": str(data),
             },
         }  # fmt: skip
+        _wait_for_steps(ours, jobs)
         attacker = theirs.submit(attack, cwd="/tmp").number
         asking = Asking(port, tokens[GOOD], innocents)
         try:
@@ -329,7 +343,14 @@ def run(rounds: int, innocents: int, seed: int, keep: Path | None) -> bool:
         finally:
             asking.stop()
         found = _found(admin, attacker, canaries, keep)
-        wrong = _wrong(ended, results, [by_hand(python, more, folder, n) for n in range(innocents)], canaries)
+        if same_account:
+            seen = {kind for kind in ("ENV", "LOG", "CHECKPOINT", "RESULT") if any(kind in one for one in found)}
+            report(
+                "hostile: the same account", ours=len(seen), peer=None, ratio=None, unit="kinds of canaries found",
+                goal="all 4", ok=len(seen) == len(KINDS), found=found[:20],
+            )  # fmt: skip
+            return len(seen) == len(KINDS)
+        wrong = _wrong(ended, results, [by_hand(steps, python, more, folder, n) for n in range(innocents)], canaries)
         left = _left_over(admin)
         if keep is not None:
             shutil.copy(folder / "server.log", keep / "server.log")
@@ -358,6 +379,14 @@ def serving(folder: Path, data: Path, troubles: Troubles, slots: int) -> Iterato
         finally:
             server.kill()
             server.wait()
+
+
+def _wait_for_steps(ours: Client, jobs: list[int]) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while any((ours.job(number).steps or 0) < STEPS_BEFORE for number in jobs):
+        if time.monotonic() > end_s:
+            sys.exit("the innocent jobs do not train")
+        time.sleep(0.5)
 
 
 def _disturb(

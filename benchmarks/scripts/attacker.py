@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-LOOK_FOR = b"cana" + b"ry-"
+LOOK_FOR = re.compile(rb"canary-[A-Z]+-[0-9a-f]{32}")
 ROUNDS, SEED = int(os.environ["ROUNDS"]), int(os.environ["SEED"])
 HOST, PORT = "127.0.0.1", int(os.environ["PORT"])
 TOKEN = os.environ["TOKEN"]
@@ -59,10 +60,12 @@ def readable(top: Path, most: int, luck: random.Random) -> Iterator[Path]:
 def peek(path: Path) -> None:
     """Does it hold a secret? The attacker's own processes do not count: what they look for is in none of them."""
     with contextlib.suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        data = file.read(READ_BYTES)
-        at = data.find(LOOK_FOR)
-        if at >= 0:
-            say(found=str(path), text=data[at : at + 60].decode(errors="replace"))
+        tell(str(path), file.read(READ_BYTES))
+
+
+def tell(where: str, data: bytes) -> None:
+    for secret in sorted(set(LOOK_FOR.findall(data))):
+        say(found=where, text=secret.decode())
 
 
 def others() -> list[int]:
@@ -90,8 +93,10 @@ def unix_sockets() -> list[str]:
 
 
 def searches_files(luck: random.Random) -> None:
-    top = luck.choice([DATA, Path("/tmp"), Path("/dev/shm"), Path("/home"), Path("/var"), Path("/run"), Path("/root")])
-    for path in readable(top, 2_000, luck):
+    for top, most in ((DATA, 1_000), (DATA.parents[1], 2_000), (Path("/dev/shm"), 200), (Path("/tmp"), 2_000)):
+        for path in readable(top, most, luck):
+            peek(path)
+    for path in readable(luck.choice([Path("/home"), Path("/var"), Path("/run"), Path("/root")]), 2_000, luck):
         peek(path)
 
 
@@ -111,23 +116,14 @@ def reads_memory(luck: random.Random) -> None:
                 low, high = (int(part, 16) for part in line.split()[0].split("-"))
                 if "rw" in line and high - low < 1 << 24:
                     memory.seek(low)
-                    data = memory.read(high - low)
-                    if LOOK_FOR in data and pid != os.getppid():
-                        say(found=f"/proc/{pid}/mem", text="")
+                    tell(f"/proc/{pid}/mem", memory.read(high - low))
 
 
 def searches_the_api(luck: random.Random) -> None:
-    number = luck.randrange(1, 30)
-    tails = ["", "/logs", "/events", "/metrics", "/file", "/results", "/why", "/checkpoints", "/env", "/workers"]
-    for tail in tails:
-        answer = ask("GET", f"/v1/jobs/{number}{tail}")
-        at = answer.find(LOOK_FOR)
-        if at >= 0:
-            say(found=f"GET /v1/jobs/{number}{tail}", text=answer[at : at + 60].decode(errors="replace"))
-    for path in ("/v1/jobs", "/v1/events", "/metrics", "/v1/nodes", "/v1/tokens", "/v1/../../etc/passwd"):
-        if LOOK_FOR in (answer := ask("GET", path)):
-            at = answer.find(LOOK_FOR)
-            say(found=f"GET {path}", text=answer[at : at + 60].decode(errors="replace"))
+    tails = ["", "/logs", "/logs/pages", "/events", "/metrics", "/file", "/results", "/why", "/checkpoints", "/workers"]
+    paths = [f"/v1/jobs/{number}{tail}" for number in range(1, 13) for tail in tails]
+    for path in (*paths, "/v1/jobs", "/v1/events", "/metrics", "/v1/nodes", "/v1/tokens", "/v1/../../etc/passwd"):
+        tell(f"GET {path}", ask("GET", path))
 
 
 def meddles_through_the_api(luck: random.Random) -> None:
