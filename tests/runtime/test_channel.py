@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
+from keys import impostor, make, needs_openssl
 from stretto.runtime.channel import LEASE_OVER, Channel, NoCoordinator
 from stretto.runtime.handshake import Secret
 from stretto.runtime.introduction import challenge, welcomed
@@ -141,5 +144,50 @@ def test_a_host_without_the_secret_is_told_nothing_and_not_believed() -> None:
     assert heard.get(timeout=PATIENCE_S) == "it hung up"
     assert member.welcome is None
     opening.join()
+    server.shutdown()
+    serving.join()
+
+
+@needs_openssl
+def test_who_has_another_key_is_told_nothing(tmp_path: Path) -> None:
+    """Nor is it taken for the coordinator's last word: the worker looks for it until its time is over."""
+    right, wrong = make(tmp_path, "right"), make(tmp_path, "wrong")
+    with impostor(wrong) as met:
+        url = f"wss://127.0.0.1:{met.port}/v1/jobs/1/join"
+        for wait_s in (1.0, 10.0, 100.0):
+            channel = Channel(f"{url}#{right.pin}", Member("w", "i", "a-secret", "h:1"))
+            with pytest.raises(NoCoordinator) as refused:
+                channel.open(wait_s)
+            if met.met.acquire(blocking=False):
+                break
+        assert not met.heard
+        assert f"answers at {url} (" in str(refused.value)
+        assert f"it has another key: {wrong.pin} instead of {right.pin}" in str(refused.value)
+
+
+@needs_openssl
+def test_the_key_moves_with_the_coordinator(tmp_path: Path) -> None:
+    """The notice says where it is by now, and by which key it is known."""
+    old, new = make(tmp_path, "old"), make(tmp_path, "new")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(new.certificate, new.key)
+    notice = tmp_path / "coordinator"
+
+    def greet(connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed):
+            prove(connection)
+            connection.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=1.0, lease_s=60.0)))
+            connection.recv()
+
+    server = serve(greet, "127.0.0.1", 0, ssl=context)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    url = f"wss://127.0.0.1:{server.socket.getsockname()[1]}"
+    notice.write_text(f"{url}#{new.pin}")
+    member = Member("w", "i", "secret", "h:1")
+    channel = Channel(f"{url}#{old.pin}", member, notice)
+    channel.open(PATIENCE_S)
+    assert member.welcome is not None
+    channel.close()
     server.shutdown()
     serving.join()

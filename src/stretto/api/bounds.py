@@ -41,13 +41,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Without those that are streams."""
     per_address: int = 256
     streams: int = 8192
+    handshakes: int = 512
+    """Connections to a port with TLS that have not shown yet that they speak it; each has `header_s`."""
 
     @classmethod
     def here(cls) -> Limits:
         """As many as this process may have open, with some left for its other work."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         usual = cls()
-        return cls(connections=min(usual.connections, most // 2), streams=min(usual.streams, most * 3 // 8))
+        return cls(
+            connections=min(usual.connections, most // 2),
+            streams=min(usual.streams, most * 3 // 8),
+            handshakes=min(usual.handshakes, most // 16),
+        )
 
 
 def begin_stream(scope: Scope) -> None:
