@@ -22,6 +22,7 @@ import msgspec
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from stretto.api.local import PEER, peer_of
 from stretto.errors import Unavailable
 
 _HEADERS_TOO_LARGE = b"431 Request Header Fields Too Large"
@@ -120,6 +121,8 @@ class Bounded(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if (uid := peer_of(transport)) is not None:
+            self.app_state = {**self.app_state, PEER: uid}
         self.address = counted_as(self.client[0] if self.client else "")
         if not self.all.room_for(self):
             self._say(_TOO_MANY, b"retry-after: 1\r\n")

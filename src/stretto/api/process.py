@@ -4,6 +4,7 @@
     DATA/server.json  url, pid, version of the server that is ready; removed at a clean end
     DATA/token        the secret of the local admin, for the command line (0600)
     DATA/tls.key, crt the server's own key, if it makes one (0600)
+    DATA/socket       where local users need no token (`local`), unless it is elsewhere
     DATA/stretto.db   the store, unless it is elsewhere
     DATA/jobs, runs   what belongs to jobs and their workers
     DATA/server.log   of a server in the background; bounded
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import http.client
 import json
 import logging
@@ -96,6 +96,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """With a key of its own, which is made at the first start."""
     tls_files: tuple[str, str] | None = None
     """A certificate and its key, instead."""
+    socket: str = ""
+    """Where local users are known by their account; DATA/socket, if empty."""
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +110,8 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     """What workers run on, in words: `2 h200`, `6 CPU slots (--cpu)`."""
     pin: str = ""
     """Of its key (`stretto.pins`), where TLS is spoken."""
+    socket: str = ""
+    """Where local users need no token; empty if there is none."""
 
 
 def default_data() -> Path:
@@ -201,7 +205,9 @@ async def _serve(options: Options, ready: Callable[[Info], None], clock: Clock) 
     data = Path(options.data).absolute()
     tls = _tls(options, data)
     async with _opened(options, data, clock, tls.pin if tls else "") as (app, listening, info):
-        server = HttpServer(app, listening, tls=tls)
+        near = _near(options, data)
+        info = msgspec.structs.replace(info, socket=str(near.getsockname()) if near else "")
+        server = HttpServer(app, listening, tls=tls, local=near)
         await server.start()
         _write_atomically(data / "server.json", msgspec.json.encode(info), 0o600)
         tidying = asyncio.create_task(_tidy_now_and_then(app.state.parts, data, options.retention_s))
@@ -213,6 +219,8 @@ async def _serve(options: Options, ready: Callable[[Info], None], clock: Clock) 
             _log.info("going down; workers go on")
             (data / "server.json").unlink(missing_ok=True)
             tidying.cancel()
+            if info.socket:
+                Path(info.socket).unlink(missing_ok=True)
             await server.stop()
     return info
 
@@ -283,6 +291,17 @@ def _tls(options: Options, data: Path) -> Tls | None:
     return tls.made(data, names(options.hosts)) if options.tls else None
 
 
+def _near(options: Options, data: Path) -> socket.socket | None:
+    """The socket of local users. Nobody has asked for the usual one, so that it may be missing."""
+    from stretto.api import local
+
+    path = Path(options.socket) if options.socket else data / "socket"
+    if not options.socket and not local.fits(path):
+        _log.warning("there is no socket for local users: %s is too long a path for one; see --socket", path)
+        return None
+    return local.bind(path)
+
+
 def _port(options: Options, settings: Mapping[str, Any]) -> int:
     if options.port is not None:
         return options.port
@@ -308,6 +327,7 @@ def _ensure_token(data: Path, store: Any, now_s: float) -> None:
     """The local command line has a token that works. The file is written first: a hash without a secret is of no
     use to anybody."""
     from stretto.api.auth import digest_of, make_token, new_secret
+    from stretto.api.local import own_name
 
     path = data / "token"
     try:
@@ -320,14 +340,7 @@ def _ensure_token(data: Path, store: Any, now_s: float) -> None:
     if not (fresh and secret):
         secret = new_secret()
         _write_atomically(path, f"{secret}\n".encode(), 0o600)
-    store.add_token(make_token(secret, _user(), "admin", now_s)).result()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
+    store.add_token(make_token(secret, own_name(), "admin", now_s)).result()
 
 
 # Tidying up.

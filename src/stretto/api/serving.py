@@ -73,8 +73,14 @@ class HttpServer:
     """`start`, and `stop` when everything that is being answered should come to its end."""
 
     def __init__(
-        self, app: FastAPI, listening: socket.socket, limits: bounds.Limits | None = None, tls: Tls | None = None
+        self,
+        app: FastAPI,
+        listening: socket.socket,
+        limits: bounds.Limits | None = None,
+        tls: Tls | None = None,
+        local: socket.socket | None = None,
     ) -> None:
+        """`local`: a Unix socket beside it, for those who need no token there."""
         self._app, self._socket = app, listening
         limits = limits or bounds.Limits.here()
         config = uvicorn.Config(
@@ -96,7 +102,7 @@ class HttpServer:
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=tls.key if tls else None,
         )
-        self._server = _Server(config, limits)
+        self._server = _Server(config, limits, local)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -115,9 +121,9 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, limits: bounds.Limits) -> None:
+    def __init__(self, config: uvicorn.Config, limits: bounds.Limits, local: socket.socket | None) -> None:
         super().__init__(config)
-        self._limits = limits
+        self._limits, self._local = limits, local
         self.ready, self._ended = asyncio.Event(), asyncio.Event()
 
     def end(self) -> None:
@@ -138,6 +144,9 @@ class _Server(uvicorn.Server):
                 cast(asyncio.Server, Handshakes(socket, self.config.ssl, self._protocol, self._limits))
                 for socket in sockets or ()
             ]
+        if self._local is not None:
+            loop = asyncio.get_running_loop()
+            self.servers.append(await loop.create_unix_server(self._protocol, sock=self._local))
         self.ready.set()
 
     def _protocol(self) -> asyncio.Protocol:

@@ -38,6 +38,10 @@ def up(
     ] = False,
     tls_cert: Annotated[Path | None, Parameter(help="Speak TLS with this certificate (PEM); with --tls-key.")] = None,
     tls_key: Annotated[Path | None, Parameter(help="Its key.")] = None,
+    socket: Annotated[
+        Path | None,
+        Parameter(help="The socket at which local users need no token; default: `socket` in the data directory."),
+    ] = None,
     insecure: Annotated[
         bool, Parameter(negative=(), help="Listen beyond this machine, though nothing is encrypted.")
     ] = False,
@@ -100,6 +104,7 @@ def up(
         insecure=insecure,
         tls=tls,
         tls_files=given_files(tls_cert, tls_key),
+        socket=str(socket.absolute()) if socket else "",
         hosts=tuple(allow_host),
         notify_to=tuple(notify_to),
         port=port,

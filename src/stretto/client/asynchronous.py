@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from stretto import pins
-from stretto.client import calls, finding
+from stretto.client import calls, finding, near
 from stretto.client.calls import Call, Ref, Source
 from stretto.client.documents import Class, Cluster, Event, Forecast, Job, Node, Piece, Policy, Preview, Token, Why
 from stretto.client.options import Filters, Submission, Taken
@@ -44,9 +45,14 @@ class AsyncClient:
     ) -> None:
         self.server, self._token = finding.find(server, token, data=data)
         self._timeout_s, self._patience_s = timeout_s, patience_s
+        self._near = near.path_in(self.server)
+        self._url = near.URL if self._near else self.server
         self._tls = pins.context(finding.pin(server, data=data)) if self.server.startswith("https:") else None
         self._http = httpx2.AsyncClient(
-            headers=self._headers(), timeout=timeout_s, trust_env=False, verify=self._tls or pins.nobody()
+            headers=self._headers(),
+            timeout=timeout_s,
+            trust_env=False,
+            transport=httpx2.AsyncHTTPTransport(verify=self._tls or pins.nobody(), uds=self._near or None),
         )
 
     async def __aenter__(self) -> AsyncClient:
@@ -225,7 +231,7 @@ class AsyncClient:
     async def _once(self, call: Call[Any]) -> bytes:
         try:
             answer = await self._http.request(
-                call.method, self.server + call.target, content=call.body, headers=dict(call.headers)
+                call.method, self._url + call.target, content=call.body, headers=dict(call.headers)
             )
         except httpx2.TransportError as error:
             raise lost(self.server, error) from None
@@ -237,7 +243,7 @@ class AsyncClient:
         """Events; None whenever a connection was made."""
         while True:
             call = calls.stream(ref, feed.last)
-            url, headers = self.server + call.target, dict(call.headers)
+            url, headers = self._url + call.target, dict(call.headers)
             try:
                 async with self._http.stream("GET", url, headers=headers, timeout=SILENCE_S) as answer:
                     if answer.status_code >= 300:
@@ -255,12 +261,12 @@ class AsyncClient:
 
     @asynccontextmanager
     async def _socket(self, call: Call[Any]) -> AsyncIterator[ClientConnection]:
-        from websockets.asyncio.client import connect
+        from websockets.asyncio.client import connect, unix_connect
         from websockets.exceptions import InvalidHandshake, InvalidStatus
 
-        url = "ws" + self.server.removeprefix("http") + call.target
+        url = "ws" + self._url.removeprefix("http") + call.target
         try:
-            socket = await connect(
+            socket = await (partial(unix_connect, self._near) if self._near else connect)(
                 url, additional_headers=self._headers(), open_timeout=self._timeout_s, close_timeout=1,
                 compression=None, proxy=None, ssl=self._tls,
             )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from stretto import jobfiles, pins
+from stretto.client import near
 from stretto.errors import Unavailable, UsageError
 
 
@@ -84,8 +85,12 @@ def _pin(text: str) -> str:
 
 
 def _address(url: str) -> str:
+    if socket := near.address(url):
+        return socket
     if url and not _is_address(url):
-        raise UsageError(f"{url!r} is not the address of a server", hint="write it as http://HOST:PORT")
+        raise UsageError(
+            f"{url!r} is not the address of a server", hint="write it as http://HOST:PORT, https:// or unix:/PATH"
+        )
     return url.rstrip("/")
 
 

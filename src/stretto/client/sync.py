@@ -8,13 +8,13 @@ import ssl
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from stretto import pins
-from stretto.client import calls, finding
+from stretto.client import calls, finding, near
 from stretto.client.calls import Call, Ref, Source
 from stretto.client.documents import Class, Cluster, Event, Forecast, Job, Node, Piece, Policy, Preview, Token, Why
 from stretto.client.problems import closed_early, error_of, lost, unreachable
@@ -49,7 +49,8 @@ class Client:
         self.server, self._token = finding.find(server, token, data=data)
         self._pin = finding.pin(server, data=data)
         self._timeout_s, self._patience_s = timeout_s, patience_s
-        self._address = urlsplit(self.server)
+        self._near = near.path_in(self.server)
+        self._address = urlsplit(near.URL if self._near else self.server)
         self._idle: list[http.client.HTTPConnection] = []
 
     def __enter__(self) -> Client:
@@ -327,6 +328,8 @@ class Client:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._near:
+            return near.Connection(self._near, timeout_s)
         host, port = self._address.hostname or "", self._address.port
         if self._tls is None:
             return http.client.HTTPConnection(host, port, timeout=timeout_s)
@@ -372,11 +375,11 @@ class Client:
     @contextmanager
     def _socket(self, call: Call[Any]) -> Iterator[ClientConnection]:
         from websockets.exceptions import InvalidHandshake, InvalidStatus
-        from websockets.sync.client import connect
+        from websockets.sync.client import connect, unix_connect
 
-        url = "ws" + self.server.removeprefix("http") + call.target
+        url = "ws" + self._address.geturl().removeprefix("http") + call.target
         try:
-            socket = connect(
+            socket = (partial(unix_connect, self._near) if self._near else connect)(
                 url, additional_headers=self._headers(), open_timeout=self._timeout_s, close_timeout=1,
                 compression=None, proxy=None, ssl=self._tls,
             )  # fmt: skip
