@@ -78,7 +78,7 @@ class Impostor(NamedTuple):
 
 @contextmanager
 def impostor(pair: Pair, port: int = 0) -> Iterator[Impostor]:
-    """Shows its key to whoever comes, and writes down what it is told. It says nothing."""
+    """Shows its key to whoever comes, writes down what it is told first, and hangs up."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)
     heard: list[bytes] = []
@@ -93,7 +93,7 @@ def impostor(pair: Pair, port: int = 0) -> Iterator[Impostor]:
                     return
                 plain.settimeout(60)
                 with suppress(OSError), plain, context.wrap_socket(plain, server_side=True) as connection:
-                    while said := connection.recv(65536):
+                    if said := connection.recv(65536):
                         heard.append(said)
                 met.release()
 

@@ -92,6 +92,15 @@ def test_what_is_no_pin(text: str) -> None:
     assert pins.checked(f" SHA256:{'AB' * 32}\n") == f"sha256:{'ab' * 32}"
 
 
+def test_a_certificate_with_other_lengths_is_refused(pair: Pair) -> None:
+    """As BER allows them, and with them several readings."""
+    der = pair.der
+    assert der[:2] == b"\x30\x82"
+    for longer in (b"\x30\x83\x00" + der[2:], b"\x30\x84\x00\x00" + der[2:], b"\x30\x80" + der[4:] + b"\x00\x00"):
+        with pytest.raises(ValueError, match=REFUSED):
+            pins.of_certificate(longer)
+
+
 def test_addresses_with_a_pin() -> None:
     assert pins.below("ws://h:1", "/x") == "ws://h:1/x"
     assert pins.below("wss://h:1#sha256:ab", "/x") == "wss://h:1/x#sha256:ab"

@@ -149,7 +149,7 @@ def test_an_address_may_carry_the_key(server: Server, elsewhere: dict[str, str])
 
 
 def _calls(url: str) -> None:
-    Client(url, patience_s=600).policy()
+    Client(url, patience_s=20).policy()
 
 
 def _listens(url: str) -> None:
@@ -178,7 +178,7 @@ def _follows_in_a_loop(url: str) -> None:
 
 
 async def _async(url: str, ask: Callable[[AsyncClient], object]) -> None:
-    async with AsyncClient(url, patience_s=600) as client:
+    async with AsyncClient(url, patience_s=20) as client:
         await ask(client)
 
 

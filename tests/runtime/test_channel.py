@@ -11,6 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from keys import impostor, make, needs_openssl
@@ -144,6 +145,43 @@ def test_a_host_without_the_secret_is_told_nothing_and_not_believed() -> None:
     assert heard.get(timeout=PATIENCE_S) == "it hung up"
     assert member.welcome is None
     opening.join()
+    server.shutdown()
+    serving.join()
+
+
+def test_a_server_that_answers_in_another_way_is_no_end_for_who_was_welcome() -> None:
+    """The next server at that port may speak TLS already, and the notice that says so may come a moment later."""
+    refusing, refused, came = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def look(connection: ServerConnection, request: Request) -> Response | None:
+        if not refusing.is_set():
+            return None
+        refused.release()
+        return connection.respond(400, "this port speaks TLS")
+
+    def greet(connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed):
+            prove(connection)
+            connection.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=60.0, lease_s=600.0)))
+            came.release()
+            while not refusing.is_set():
+                connection.recv()
+
+    server = serve(greet, "127.0.0.1", 0, process_request=look)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    member = Member("w", "i", "secret", "h:1")
+    channel = Channel(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", member)
+    channel.open(PATIENCE_S)
+    assert came.acquire(timeout=PATIENCE_S)
+    refusing.set()
+    channel.send(Ready())
+    for _ in range(2):
+        assert refused.acquire(timeout=PATIENCE_S), "it comes again"
+    assert member.out is None
+    refusing.clear()
+    assert came.acquire(timeout=PATIENCE_S)
+    channel.close()
     server.shutdown()
     serving.join()
 
