@@ -28,6 +28,21 @@ _DAYS = 3650
 _RENEWED_BEFORE_S = 30 * 86400
 _OPENSSL_S = 60
 _LARGEST = 1 << 20
+# All that is in the certificate, whatever the machine's own configuration of openssl says.
+_WANTED = """
+[req]
+prompt = no
+distinguished_name = name
+x509_extensions = more
+[name]
+CN = stretto
+[more]
+subjectAltName = {names}
+subjectKeyIdentifier = hash
+basicConstraints = critical, CA:TRUE
+keyUsage = critical, digitalSignature, keyCertSign
+extendedKeyUsage = serverAuth
+"""
 
 
 class Tls(msgspec.Struct, frozen=True):
@@ -58,10 +73,11 @@ def made(data: Path, names: Iterable[str] = ()) -> Tls:
             jobfiles.write(key, jobfiles.read(fresh, _LARGEST), mode=0o600, durable=True)
         jobfiles.tighten(key, 0o600, root=data)
         if not _is_good(certificate, key):
-            fresh = Path(folder, "crt")
+            fresh, wanted = Path(folder, "crt"), Path(folder, "wanted")
+            jobfiles.write(wanted, _WANTED.format(names=",".join(_alternatives(names))).encode())
             _openssl(
-                "req", "-x509", "-new", "-key", str(key), "-sha256", "-days", str(_DAYS), "-subj", "/CN=stretto",
-                "-addext", f"subjectAltName={','.join(_alternatives(names))}", "-out", str(fresh),
+                "req", "-x509", "-new", "-config", str(wanted), "-key", str(key), "-sha256", "-days", str(_DAYS),
+                "-out", str(fresh),
             )  # fmt: skip
             jobfiles.write(certificate, jobfiles.read(fresh, _LARGEST), mode=0o600, durable=True)
     try:
