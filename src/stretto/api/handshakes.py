@@ -49,6 +49,8 @@ class Handshakes:
         self._waiting: dict[asyncio.Task[None], str] = {}
         """Who has waited longest is first; with their addresses, as they are counted."""
         self._pause: asyncio.TimerHandle | None = None
+        self._full = False
+        """There were no descriptors the last time."""
         self._open()
 
     def close(self) -> None:
@@ -74,10 +76,13 @@ class Handshakes:
                 return
             except OSError as error:
                 # No descriptors: those who are here may end in the meantime.
-                _log.warning("nobody can be let in now: %s", error.strerror)
+                if not self._full:
+                    _log.warning("nobody can be let in now: %s", error.strerror)
+                self._full = True
                 self._loop.remove_reader(self._listening)
                 self._pause = self._loop.call_later(_PAUSE_S, self._open)
                 return
+            self._full = False
             connection.setblocking(False)
             self._let_in(connection, counted_as(str(address[0])))
 

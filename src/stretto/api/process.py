@@ -220,7 +220,8 @@ async def _serve(options: Options, ready: Callable[[Info], None], clock: Clock) 
             (data / "server.json").unlink(missing_ok=True)
             tidying.cancel()
             if info.socket:
-                Path(info.socket).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    Path(info.socket).unlink()
             await server.stop()
     return info
 
