@@ -15,7 +15,7 @@ help:  ## Say what the targets do
 setup: $(READY)  ## Make .venv with the versions of constraints.txt
 
 test: lint  ## Run all checks and all tests
-	@scripts/provision haproxy postgresql tmux
+	@scripts/provision haproxy openssl postgresql tmux
 	$(BIN)/pytest -n 2
 
 test-kubernetes: $(READY)  ## Run the tests that need a real Kubernetes: built from Debian's packages once, as root

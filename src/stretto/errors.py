@@ -11,7 +11,9 @@ StrettoError                 exit code
 ├── Denied                   7   no token, a wrong one, or not the right to do that
 ├── Unavailable              8   the server cannot be reached, or cannot do it now; try again later
 ├── Impossible               9   a job that could never run here
-└── Occupied                10   a port or data directory that somebody else uses
+├── Occupied                10   a port or data directory that somebody else uses
+├── WrongKey                11   whoever answers is not known to be the server: nothing was sent
+└── TooMany                 12   somebody has as many streams open as they may
 
 `stretto.store` and `stretto.backends` add their own, with exit codes from 20 on.
 """
@@ -101,6 +103,20 @@ class Impossible(StrettoError):
 class Occupied(StrettoError):
     code = "occupied"
     exit_code = 10
+
+
+class WrongKey(StrettoError):
+    """Not to be tried again: somebody has to look first."""
+
+    code = "wrong-key"
+    exit_code = 11
+
+
+class TooMany(StrettoError):
+    """Of one's own: it is no use to wait for others."""
+
+    code = "too-many"
+    exit_code = 12
 
 
 def unknown(kind: str, name: str, known: list[str]) -> UsageError:

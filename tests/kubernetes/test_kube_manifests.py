@@ -98,8 +98,8 @@ def test_the_controller_is_nobody() -> None:
 
 def test_the_controller_is_asked_how_it_is() -> None:
     (container,) = pod()["containers"]
-    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
-    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http", "scheme": "HTTPS"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http", "scheme": "HTTPS"}
     assert container["ports"] == [{"name": "http", "containerPort": 8080, "protocol": "TCP"}]
     assert rendered("base")["Deployment", "stretto-controller"]["spec"]["replicas"] == 2
 
@@ -109,7 +109,7 @@ def test_workers_are_sent_to_the_service() -> None:
     about = rendered("base")["Service", "stretto-controller"]
     (port,) = about["spec"]["ports"]
     address = f"{about['metadata']['name']}.{about['metadata']['namespace']}.svc:{port['port']}"
-    assert container["args"] == ["controller", f"--url=ws://{address}"]
+    assert container["args"] == ["controller", "--tls", f"--url=wss://{address}"]
 
 
 def test_image_and_version() -> None:

@@ -243,7 +243,7 @@ patchesJson6902:
   - {{target: {{group: apps, version: v1, kind: Deployment, name: stretto-controller}}, path: patch.yaml}}
 """
 PATCH = """
-- {op: replace, path: /spec/template/spec/containers/0/args, value: [controller, "--url=ws://$(POD_IP):8080"]}
+- {op: replace, path: /spec/template/spec/containers/0/args, value: [controller, --tls, "--url=wss://$(POD_IP):8080"]}
 - op: add
   path: /spec/template/spec/containers/0/env
   value: [{name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]

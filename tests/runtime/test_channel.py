@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
+from keys import impostor, make, needs_openssl
 from stretto.runtime.channel import LEASE_OVER, Channel, NoCoordinator
 from stretto.runtime.handshake import Secret
 from stretto.runtime.introduction import challenge, welcomed
@@ -141,5 +145,87 @@ def test_a_host_without_the_secret_is_told_nothing_and_not_believed() -> None:
     assert heard.get(timeout=PATIENCE_S) == "it hung up"
     assert member.welcome is None
     opening.join()
+    server.shutdown()
+    serving.join()
+
+
+def test_a_server_that_answers_in_another_way_is_no_end_for_who_was_welcome() -> None:
+    """The next server at that port may speak TLS already, and the notice that says so may come a moment later."""
+    refusing, refused, came = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def look(connection: ServerConnection, request: Request) -> Response | None:
+        if not refusing.is_set():
+            return None
+        refused.release()
+        return connection.respond(400, "this port speaks TLS")
+
+    def greet(connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed):
+            prove(connection)
+            connection.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=60.0, lease_s=600.0)))
+            came.release()
+            while not refusing.is_set():
+                connection.recv()
+
+    server = serve(greet, "127.0.0.1", 0, process_request=look)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    member = Member("w", "i", "secret", "h:1")
+    channel = Channel(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", member)
+    channel.open(PATIENCE_S)
+    assert came.acquire(timeout=PATIENCE_S)
+    refusing.set()
+    channel.send(Ready())
+    for _ in range(2):
+        assert refused.acquire(timeout=PATIENCE_S), "it comes again"
+    assert member.out is None
+    refusing.clear()
+    assert came.acquire(timeout=PATIENCE_S)
+    channel.close()
+    server.shutdown()
+    serving.join()
+
+
+@needs_openssl
+def test_who_has_another_key_is_told_nothing(tmp_path: Path) -> None:
+    """Nor is it taken for the coordinator's last word: the worker looks for it until its time is over."""
+    right, wrong = make(tmp_path, "right"), make(tmp_path, "wrong")
+    with impostor(wrong) as met:
+        url = f"wss://127.0.0.1:{met.port}/v1/jobs/1/join"
+        for wait_s in (1.0, 10.0, 100.0):
+            channel = Channel(f"{url}#{right.pin}", Member("w", "i", "a-secret", "h:1"))
+            with pytest.raises(NoCoordinator) as refused:
+                channel.open(wait_s)
+            if met.met.acquire(blocking=False):
+                break
+        assert not met.heard
+        assert f"answers at {url} (" in str(refused.value)
+        assert f"it has another key: {wrong.pin} instead of {right.pin}" in str(refused.value)
+
+
+@needs_openssl
+def test_the_key_moves_with_the_coordinator(tmp_path: Path) -> None:
+    """The notice says where it is by now, and by which key it is known."""
+    old, new = make(tmp_path, "old"), make(tmp_path, "new")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(new.certificate, new.key)
+    notice = tmp_path / "coordinator"
+
+    def greet(connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed):
+            prove(connection)
+            connection.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=1.0, lease_s=60.0)))
+            connection.recv()
+
+    server = serve(greet, "127.0.0.1", 0, ssl=context)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    url = f"wss://127.0.0.1:{server.socket.getsockname()[1]}"
+    notice.write_text(f"{url}#{new.pin}")
+    member = Member("w", "i", "secret", "h:1")
+    channel = Channel(f"{url}#{old.pin}", member, notice)
+    channel.open(PATIENCE_S)
+    assert member.welcome is not None
+    channel.close()
     server.shutdown()
     serving.join()

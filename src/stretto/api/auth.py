@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from starlette.requests import HTTPConnection
 
+from stretto.api import local
 from stretto.api.problems import Unauthenticated
 from stretto.errors import Conflict, Denied, NotFound
 from stretto.jobs.model import Job
@@ -36,6 +37,8 @@ class Caller(NamedTuple):
     role: Role
     secret: str = ""
     """What the token was, for `still`."""
+    uid: int | None = None
+    """The account that came through the Unix socket, if there was no token."""
 
     def may(self, role: Role) -> bool:
         return _RANK[self.role] >= _RANK[role]
@@ -49,20 +52,24 @@ class Auth:
         """Digest → the token, and when the store said so."""
 
     async def caller(self, connection: HTTPConnection, role: Role) -> Caller:
-        """Raises `Unauthenticated`, or `Denied` when this role is more than the token's."""
+        """By the token; without one by the account, if it came through the Unix socket. Raises `Unauthenticated`, or
+        `Denied` when this role is more than the caller's."""
+        uid = local.peer_in(connection.scope.get("state") or {})
+        if uid is not None and "authorization" not in connection.headers:
+            return self._of_uid(uid, role)
         return await self.caller_with(secret_of(connection), role)
 
     async def caller_with(self, secret: str, role: Role) -> Caller:
         token = await self._token(secret)
-        caller = Caller(token.user, token.role, secret)
-        if not caller.may(role):
-            raise Denied(f"a token of the role {role!r} is needed, and yours is {token.role!r}", hint="ask an admin")
-        return caller
+        return _with_role(Caller(token.user, token.role, secret), role)
 
     async def still(self, caller: Caller, role: Role = "viewer") -> bool:
         """Whether the token that somebody came with is good for that even now."""
         try:
-            await self.caller_with(caller.secret, role)
+            if caller.uid is not None:
+                self._of_uid(caller.uid, role)
+            else:
+                await self.caller_with(caller.secret, role)
         except (Unauthenticated, Denied):
             return False
         except StoreError:
@@ -90,6 +97,10 @@ class Auth:
             raise NotFound(f"there is no token {token_id!r}", hint="`stretto token list` lists them")
         self._known = {digest: kept for digest, kept in self._known.items() if kept[0].id != token_id}
 
+    def _of_uid(self, uid: int, role: Role) -> Caller:
+        user, own = local.user_of_uid(uid)
+        return _with_role(Caller(user, own, uid=uid), role)
+
     async def _token(self, secret: str) -> Token:
         digest, counted_s = digest_of(secret), self._counts()
         token, heard_s = self._known.get(digest, (None, 0.0))
@@ -116,6 +127,12 @@ class Auth:
                 self._known.clear()
             self._known[digest] = token, asked_s
         return token
+
+
+def _with_role(caller: Caller, role: Role) -> Caller:
+    if not caller.may(role):
+        raise Denied(f"a token of the role {role!r} is needed, and yours is {caller.role!r}", hint="ask an admin")
+    return caller
 
 
 def check_owner(caller: Caller, job: Job) -> None:

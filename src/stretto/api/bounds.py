@@ -5,7 +5,8 @@
 - There may be so many connections, and fewer from one address that is not this machine. One more takes the place of the
   one that has waited longest without a whole request, be it half a head or none; when all are being answered, it is
   answered with 503. So half-open requests lock nobody out.
-- What goes on for long, WebSockets (workers among them) and streams, is counted apart, and may be more.
+- What goes on for long, WebSockets (workers among them) and streams, is counted apart, and may be more. Of those a user
+  may have so many (429), so that nobody takes them from the others.
 
 An endless head is not told to us by the parser, therefore its bytes are counted here.
 """
@@ -22,7 +23,8 @@ import msgspec
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from stretto.errors import Unavailable
+from stretto.api.local import PEER, peer_of
+from stretto.errors import TooMany, Unavailable
 
 _HEADERS_TOO_LARGE = b"431 Request Header Fields Too Large"
 _TOO_SLOW = b"408 Request Timeout"
@@ -41,20 +43,30 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Without those that are streams."""
     per_address: int = 256
     streams: int = 8192
+    streams_per_user: int = 256
+    handshakes: int = 512
+    """Connections to a port with TLS that have not shown yet that they speak it; each has `header_s`."""
 
     @classmethod
     def here(cls) -> Limits:
         """As many as this process may have open, with some left for its other work."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         usual = cls()
-        return cls(connections=min(usual.connections, most // 2), streams=min(usual.streams, most * 3 // 8))
+        streams = min(usual.streams, most * 3 // 8)
+        return cls(
+            connections=min(usual.connections, most // 2),
+            streams=streams,
+            streams_per_user=min(usual.streams_per_user, streams // 8),
+            handshakes=min(usual.handshakes, most // 16),
+        )
 
 
-def begin_stream(scope: Scope) -> None:
-    """This request's answer goes on for long; raises `Unavailable`."""
+def begin_stream(scope: Scope, user: str = "") -> None:
+    """This request's answer, or this WebSocket, goes on for long; for that user, if there is one. Raises `TooMany` and
+    `Unavailable`."""
     connection = scope.get("state", {}).get(_SCOPE)
     if isinstance(connection, Bounded):
-        connection.becomes_stream()
+        connection.becomes_stream(user)
 
 
 _SCOPE = "stretto.connection"
@@ -69,6 +81,8 @@ class Connected:
         """Those without a whole request, the one that has waited longest first."""
         self.plain: Counter[str] = Counter()
         self.streams = 0
+        self.of_users: Counter[str] = Counter()
+        """Streams, and WebSockets that are no workers'."""
 
     def room_for(self, newcomer: Bounded) -> bool:
         """Whether it may stay; somebody who only waits may have to go for it."""
@@ -105,6 +119,8 @@ class Bounded(HttpToolsProtocol):
     """Whether there is anything of the head."""
     _head_bytes = _counted = 0
     _is_plain = _is_stream = False
+    _user = ""
+    """Whose stream it is."""
     _head_timer: asyncio.TimerHandle | None = None
     _body_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -114,6 +130,8 @@ class Bounded(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if (uid := peer_of(transport)) is not None:
+            self.app_state = {**self.app_state, PEER: uid}
         self.address = counted_as(self.client[0] if self.client else "")
         if not self.all.room_for(self):
             self._say(_TOO_MANY, b"retry-after: 1\r\n")
@@ -143,6 +161,11 @@ class Bounded(HttpToolsProtocol):
         if self._is_stream:
             self._is_stream = False
             self.all.streams -= 1
+        if self._user:
+            self.all.of_users[self._user] -= 1
+            if not self.all.of_users[self._user]:
+                del self.all.of_users[self._user]
+            self._user = ""
 
     # Its requests.
 
@@ -212,6 +235,7 @@ class Bounded(HttpToolsProtocol):
         if self.all.streams >= self.all.limits.streams:
             self._say(_TOO_MANY, b"retry-after: 10\r\n")
             return
+        self.app_state = {**self.app_state, _SCOPE: self}
         super().handle_websocket_upgrade()
         taken_over = self.transport.get_protocol()
         if taken_over is self or self.transport.is_closing():
@@ -226,13 +250,23 @@ class Bounded(HttpToolsProtocol):
 
         taken_over.connection_lost = connection_lost  # type: ignore[method-assign]
 
-    def becomes_stream(self) -> None:
-        """A response that goes on for long begins."""
-        if self.all.streams >= self.all.limits.streams:
-            raise Unavailable("there are too many streams", hint="end some of yours, or try again later")
-        self._forget()
-        self._is_stream = True
-        self.all.streams += 1
+    def becomes_stream(self, user: str) -> None:
+        """A response that goes on for long begins, or a WebSocket is somebody's."""
+        most = self.all.limits.streams_per_user
+        if user and self.all.of_users[user] >= most:
+            raise TooMany(
+                f"{user} has {most} streams open, which is as many as one may have",
+                hint="end some: followed logs and events, `stretto run` and waiting clients each have one or two",
+            )
+        if not self._is_stream:
+            if self.all.streams >= self.all.limits.streams:
+                raise Unavailable("there are too many streams", hint="end some of yours, or try again later")
+            self._forget()
+            self._is_stream = True
+            self.all.streams += 1
+        if user:
+            self._user = user
+            self.all.of_users[user] += 1
 
     # What it does not take.
 

@@ -81,7 +81,7 @@ async def stream_events(
     if after is None:
         # Before the reply begins: what happens once the caller has seen its head is in the stream.
         after = await _newest(server)
-    bounds.begin_stream(request.scope)
+    bounds.begin_stream(request.scope, caller.user)
     return StreamingResponse(
         Stream(server, caller, number, after).messages(),
         media_type="text/event-stream",

@@ -75,7 +75,7 @@ class Checked:
         if len(hosts) != 1 or not self._hosts.knows(hosts[0]):
             return Misdirected(
                 f"this server is not called {', '.join(hosts) or 'nothing'!r}",
-                hint="use its address; `stretto up --allow-host NAME` makes a name known to it",
+                hint="use its address; `--allow-host NAME` at its start makes a name known to it",
             )
         origin = headers.get("origin")
         harmless = scope["type"] == "http" and scope["method"] in _READING

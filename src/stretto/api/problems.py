@@ -92,6 +92,7 @@ _STATUS: Sequence[tuple[type[e.StrettoError], int, str]] = (
     (e.PolicyError, 422, "The policy cannot be used"),
     (e.Impossible, 422, "Impossible here"),
     (LaunchError, 422, "It cannot be started"),
+    (e.TooMany, 429, "Too many at a time"),
     (e.Unavailable, 503, "Not now"),
     (StoreCorrupted, 500, "The store is damaged"),
     (StoreTooNew, 500, "The store is too new"),

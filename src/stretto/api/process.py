@@ -3,6 +3,8 @@
     DATA/lock         held as long as the server lives; its process number is inside
     DATA/server.json  url, pid, version of the server that is ready; removed at a clean end
     DATA/token        the secret of the local admin, for the command line (0600)
+    DATA/tls.key, crt the server's own key, if it makes one (0600)
+    DATA/socket       where local users need no token (`local`), unless it is elsewhere
     DATA/stretto.db   the store, unless it is elsewhere
     DATA/jobs, runs   what belongs to jobs and their workers
     DATA/server.log   of a server in the background; bounded
@@ -16,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import http.client
 import json
 import logging
@@ -28,13 +29,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 import stretto
-from stretto import jobfiles, tuning
+from stretto import jobfiles, pins, tuning
 from stretto.api.tightening import tighten
 from stretto.backends.local.runs import FolderInUse, server_lock, serving
 from stretto.backends.local.supervisor import is_held
@@ -42,6 +43,9 @@ from stretto.clock import Clock
 from stretto.errors import NotFound, Occupied, StrettoError, Unavailable, UsageError
 from stretto.server.view import Quota
 from stretto.visible import visible
+
+if TYPE_CHECKING:
+    from stretto.api.tls import Tls
 
 DEFAULT_PORT = 8470
 _DAY_S = 86400.0
@@ -88,6 +92,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Networks that are not public and that job files may have told of their events."""
     insecure: bool = False
     """It may listen where others than this machine reach it, though all that is said there can be read on the way."""
+    tls: bool = False
+    """With a key of its own, which is made at the first start."""
+    tls_files: tuple[str, str] | None = None
+    """A certificate and its key, instead."""
+    socket: str = ""
+    """Where local users are known by their account; DATA/socket, if empty."""
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +108,10 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     slots: str = ""
     """What workers run on, in words: `2 h200`, `6 CPU slots (--cpu)`."""
+    pin: str = ""
+    """Of its key (`stretto.pins`), where TLS is spoken."""
+    socket: str = ""
+    """Where local users need no token; empty if there is none."""
 
 
 def default_data() -> Path:
@@ -189,8 +203,11 @@ async def _serve(options: Options, ready: Callable[[Info], None], clock: Clock) 
     tuning.for_serving()
     stop = _signals()
     data = Path(options.data).absolute()
-    async with _opened(options, data, clock) as (app, listening, info):
-        server = HttpServer(app, listening)
+    tls = _tls(options, data)
+    async with _opened(options, data, clock, tls.pin if tls else "") as (app, listening, info):
+        near = _near(options, data)
+        info = msgspec.structs.replace(info, socket=str(near.getsockname()) if near else "")
+        server = HttpServer(app, listening, tls=tls, local=near)
         await server.start()
         _write_atomically(data / "server.json", msgspec.json.encode(info), 0o600)
         tidying = asyncio.create_task(_tidy_now_and_then(app.state.parts, data, options.retention_s))
@@ -202,13 +219,18 @@ async def _serve(options: Options, ready: Callable[[Info], None], clock: Clock) 
             _log.info("going down; workers go on")
             (data / "server.json").unlink(missing_ok=True)
             tidying.cancel()
+            if info.socket:
+                with contextlib.suppress(OSError):
+                    Path(info.socket).unlink()
             await server.stop()
     return info
 
 
 @contextlib.asynccontextmanager
-async def _opened(options: Options, data: Path, clock: Clock) -> AsyncIterator[tuple[Any, socket.socket, Info]]:
-    """Store, plane, port; then the plane begins to work."""
+async def _opened(
+    options: Options, data: Path, clock: Clock, pin: str
+) -> AsyncIterator[tuple[Any, socket.socket, Info]]:
+    """Store, plane, port; then the plane begins to work. `pin`: of the key, if TLS is spoken."""
     from stretto.api import Auth, create_app
     from stretto.api.hosts import Hosts, names
     from stretto.api.serving import address_of, bind
@@ -231,7 +253,7 @@ async def _opened(options: Options, data: Path, clock: Clock) -> AsyncIterator[t
             data,
             store,
             backend,
-            url=lambda: f"ws://{address}",
+            url=lambda: pins.joined(f"wss://{address}", pin) if pin else f"ws://{address}",
             clock=clock,
             told=clock.told,
             heard=clock.heard,
@@ -240,14 +262,17 @@ async def _opened(options: Options, data: Path, clock: Clock) -> AsyncIterator[t
             record=Path(options.record) if options.record else None,
             notify_to=options.notify_to,
         )
-        listening = bind(options.host, _port(options, plane.settings), insecure=options.insecure)
+        listening = bind(options.host, _port(options, plane.settings), insecure=options.insecure or bool(pin))
         with listening:
             address = address_of(listening)
             store.put_setting("port", listening.getsockname()[1]).result()
             _ensure_token(data, store, clock.wall())
             hosts = Hosts(listening.getsockname()[0].partition("%")[0], names(options.hosts))
             app = create_app(plane, Auth(store, clock.wall, clock), hosts)
-            info = Info(url=f"http://{address}", pid=os.getpid(), version=stretto.__version__, slots=str(machine))
+            info = Info(
+                url=f"{'https' if pin else 'http'}://{address}", pid=os.getpid(), version=stretto.__version__,
+                slots=str(machine), pin=pin,
+            )  # fmt: skip
             await plane.open()
             try:
                 yield app, listening, info
@@ -255,6 +280,27 @@ async def _opened(options: Options, data: Path, clock: Clock) -> AsyncIterator[t
                 await plane.close()
     finally:
         store.close()
+
+
+def _tls(options: Options, data: Path) -> Tls | None:
+    from stretto.api import tls
+    from stretto.api.hosts import names
+
+    if options.tls_files is not None:
+        certificate, key = options.tls_files
+        return tls.given(Path(certificate), Path(key))
+    return tls.made(data, names(options.hosts)) if options.tls else None
+
+
+def _near(options: Options, data: Path) -> socket.socket | None:
+    """The socket of local users. Nobody has asked for the usual one, so that it may be missing."""
+    from stretto.api import local
+
+    path = Path(options.socket) if options.socket else data / "socket"
+    if not options.socket and not local.fits(path):
+        _log.warning("there is no socket for local users: %s is too long a path for one; see --socket", path)
+        return None
+    return local.bind(path)
 
 
 def _port(options: Options, settings: Mapping[str, Any]) -> int:
@@ -282,6 +328,7 @@ def _ensure_token(data: Path, store: Any, now_s: float) -> None:
     """The local command line has a token that works. The file is written first: a hash without a secret is of no
     use to anybody."""
     from stretto.api.auth import digest_of, make_token, new_secret
+    from stretto.api.local import own_name
 
     path = data / "token"
     try:
@@ -294,14 +341,7 @@ def _ensure_token(data: Path, store: Any, now_s: float) -> None:
     if not (fresh and secret):
         secret = new_secret()
         _write_atomically(path, f"{secret}\n".encode(), 0o600)
-    store.add_token(make_token(secret, _user(), "admin", now_s)).result()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
+    store.add_token(make_token(secret, own_name(), "admin", now_s)).result()
 
 
 # Tidying up.
@@ -526,7 +566,7 @@ def _ask(data: Path, method: str, path: str) -> dict[str, Any]:
     info = _read_info(data)
     if info is None:
         raise Unavailable(f"the server in {data} is not ready", hint="try again later")
-    connection = http.client.HTTPConnection(urlsplit(info.url).netloc, timeout=30)
+    connection = _connection(info)
     try:
         secret = jobfiles.read(data / "token", _SMALL).decode().strip()
         connection.request(method, path, headers={"Authorization": f"Bearer {secret}"})
@@ -539,6 +579,13 @@ def _ask(data: Path, method: str, path: str) -> dict[str, Any]:
     if answer.status >= 400 and answer.status != 409:
         raise Unavailable(f"{info.url}: {found.get('detail')}", hint=str(found.get("hint", "")))
     return found
+
+
+def _connection(info: Info) -> http.client.HTTPConnection:
+    address = urlsplit(info.url).netloc
+    if info.pin:
+        return http.client.HTTPSConnection(address, timeout=30, context=pins.context(info.pin))
+    return http.client.HTTPConnection(address, timeout=30)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Query, Response, WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
-from stretto.api import answers, logs, problems
+from stretto.api import answers, bounds, logs, problems
 from stretto.api.auth import Caller
 from stretto.api.describing import ERRORS, text_answer
 from stretto.api.jobs import LARGEST, number
@@ -100,6 +100,7 @@ async def follow_logs(socket: WebSocket, job: str) -> None:
         lines = None if tail is None else min(number(tail, "tail"), _MOST_LINES)
         if worker is not None:
             await asyncio.to_thread(_is_a_name, _folder(server, found), worker)
+        bounds.begin_stream(socket.scope, caller.user)
         follower = Follower(server, caller, found, worker, lines)
     except (WebSocketDisconnect, TimeoutError):
         return

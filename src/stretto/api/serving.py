@@ -13,11 +13,14 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Iterator
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from stretto.api import bounds
+from stretto.api.handshakes import Handshakes
+from stretto.api.tls import Tls
 from stretto.api.websockets import BoundedWebSocket
 from stretto.errors import Occupied, UsageError
 from stretto.runtime.messages import LONGEST_UNPROVEN
@@ -28,7 +31,7 @@ _GRACE_S = 2
 
 def bind(host: str, port: int, *, insecure: bool = True) -> socket.socket:
     """Listen there; 0 is any free port. Raises `Occupied`, or `UsageError` for what cannot be listened on; unless it is
-    called insecure, that is every address that others than this machine reach."""
+    called insecure (or there is TLS), that is every address that others than this machine reach."""
     if not 0 <= port <= 65535:
         raise UsageError(f"{port} is not a port", hint="give a number up to 65535, or 0 for any that is free")
     try:
@@ -42,7 +45,7 @@ def bind(host: str, port: int, *, insecure: bool = True) -> socket.socket:
         listening.close()
         raise UsageError(
             f"at {host} tokens and logs would be sent where others can read them: nothing is encrypted",
-            hint="listen on 127.0.0.1 behind a proxy with TLS or a tunnel, or say --insecure on a network you trust",
+            hint="add --tls, listen on 127.0.0.1 behind a proxy or tunnel, or say --insecure on a network you trust",
         )
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -69,12 +72,21 @@ def address_of(listening: socket.socket) -> str:
 class HttpServer:
     """`start`, and `stop` when everything that is being answered should come to its end."""
 
-    def __init__(self, app: FastAPI, listening: socket.socket, limits: bounds.Limits | None = None) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        listening: socket.socket,
+        limits: bounds.Limits | None = None,
+        tls: Tls | None = None,
+        local: socket.socket | None = None,
+    ) -> None:
+        """`local`: a Unix socket beside it, for those who need no token there."""
         self._app, self._socket = app, listening
+        limits = limits or bounds.Limits.here()
         config = uvicorn.Config(
             app,
             loop="none",
-            http=bounds.protocol(limits or bounds.Limits.here()),
+            http=bounds.protocol(limits),
             ws=BoundedWebSocket,
             ws_max_size=LONGEST_UNPROVEN,
             ws_ping_interval=None,
@@ -87,8 +99,10 @@ class HttpServer:
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_S,
+            ssl_certfile=tls.certificate if tls else None,
+            ssl_keyfile=tls.key if tls else None,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, limits, local)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -107,8 +121,9 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, limits: bounds.Limits, local: socket.socket | None) -> None:
         super().__init__(config)
+        self._limits, self._local = limits, local
         self.ready, self._ended = asyncio.Event(), asyncio.Event()
 
     def end(self) -> None:
@@ -120,8 +135,27 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Sockets with TLS are let in by us: nobody's handshake may take for ever, or lock others out."""
+        if self.config.ssl is None:
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            self.servers += [
+                cast(asyncio.Server, Handshakes(socket, self.config.ssl, self._protocol, self._limits))
+                for socket in sockets or ()
+            ]
+        if self._local is not None:
+            loop = asyncio.get_running_loop()
+            self.servers.append(await loop.create_unix_server(self._protocol, sock=self._local))
         self.ready.set()
+
+    def _protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes one."""
+        kind: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=None
+        )
+        return made
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):

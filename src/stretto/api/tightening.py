@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stretto import jobfiles
 
-_OURS = ("lock", "server.json", "token", "server.log", "server.log.1", "jobs", "runs")
+_OURS = ("lock", "server.json", "token", "server.log", "server.log.1", "jobs", "runs", "tls.key", "tls.crt", "socket")
 _STORE = "stretto.db"
 _MOST_NAMES = 1_000_000
 _MOST_LOGS = 100_000

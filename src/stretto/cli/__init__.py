@@ -42,6 +42,7 @@ app.command(classes)
 
 for _verb, _where, _help in (
     ("up", "server:up", "Start the server on this machine."),
+    ("login", "login:login", "Pin the key of a server that speaks TLS."),
     ("down", "server:down", "Stop it; jobs go on for a grace."),
     ("controller", "controller:controller", "Run jobs on Kubernetes."),
     ("run", "run:run", "Run a script or command as a job, and follow it. Options of the script come after --."),

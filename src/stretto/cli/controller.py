@@ -18,8 +18,20 @@ def controller(
     host: Annotated[str, Parameter(help="Where it listens.")] = "0.0.0.0",
     port: Annotated[int, Parameter(help="0: any that is free.")] = 8080,
     url: Annotated[
-        str, Parameter(help="Where workers reach it, ws://HOST:PORT; default: the address it listens on.")
+        str, Parameter(help="Where workers reach it, wss://HOST:PORT; default: the address it listens on.")
     ] = "",
+    tls: Annotated[
+        bool,
+        Parameter(negative=(), help="Speak TLS, with a key that is kept in a secret beside its lease."),
+    ] = False,
+    tls_cert: Annotated[Path | None, Parameter(help="Speak TLS with this certificate (PEM); with --tls-key.")] = None,
+    tls_key: Annotated[Path | None, Parameter(help="Its key.")] = None,
+    insecure: Annotated[
+        bool, Parameter(negative=(), help="Listen beyond this machine, though nothing is encrypted.")
+    ] = False,
+    allow_host: Annotated[
+        list[str], Parameter(negative=(), help="A name, beside that of --url, that others call it by; may be repeated.")
+    ] = [],  # noqa: B006
     namespace: Annotated[str, Parameter(help="Where its lease is.")] = "stretto-system",
     policy: Annotated[str, Parameter(help="The policy that decides.")] = "stretto",
     set_: Annotated[
@@ -44,7 +56,7 @@ def controller(
 ) -> None:
     """Run jobs on Kubernetes: watch ElasticJobs, decide, make and bind their worker pods."""
     from stretto.api.process import set_up_logging
-    from stretto.cli.server import quotas_of
+    from stretto.cli.server import given_files, quotas_of
     from stretto.core import cycle
     from stretto.kubernetes.controller import Options
     from stretto.kubernetes.process import Settings, run, serve
@@ -52,7 +64,10 @@ def controller(
     from stretto.sim import live_record
 
     if url and not url.startswith(("ws://", "wss://")):
-        raise UsageError(f"{url!r} is no address of a WebSocket", hint="write ws://HOST:PORT")
+        raise UsageError(f"{url!r} is no address of a WebSocket", hint="write wss://HOST:PORT")
+    tls_files = given_files(tls_cert, tls_key)
+    if url.startswith("ws://") and (tls or tls_files):
+        raise UsageError(f"{url!r} is not where TLS is spoken", hint="write wss://HOST:PORT")
     if record:
         live_record.check(Path(record).absolute())
     own, policy_options = cycle_settings.split(words.pairs(set_))
@@ -63,7 +78,8 @@ def controller(
             placement=placement, gpu_resource=gpu_resource, quotas=quotas_of(quota),
             record=record,
         ),
-        host=host, port=port, context=context, kubeconfig=kubeconfig, lease_s=lease,
+        host=host, port=port, hosts=tuple(allow_host), tls=tls, tls_files=tls_files, insecure=insecure,
+        context=context, kubeconfig=kubeconfig, lease_s=lease,
     )  # fmt: skip
     set_up_logging()
     run(serve(settings, lambda address: _ready(address, json)))

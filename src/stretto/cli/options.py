@@ -61,7 +61,10 @@ class Connection:
     see."""
 
     server: Annotated[
-        str | None, Parameter(name="--server", help="http://HOST:PORT; default: STRETTO_SERVER, or the one of --data.")
+        str | None,
+        Parameter(
+            name="--server", help="http(s)://HOST:PORT or unix:/PATH; default: STRETTO_SERVER, or the one of --data."
+        ),
     ] = None
     data: Annotated[Path | None, DATA] = None
 

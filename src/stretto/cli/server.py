@@ -33,6 +33,15 @@ def up(
     ] = False,
     data: Data = None,
     host: Annotated[str, Parameter(help="Where it listens.")] = "127.0.0.1",
+    tls: Annotated[
+        bool, Parameter(negative=(), help="Speak TLS, with a key that is made at the first start and kept.")
+    ] = False,
+    tls_cert: Annotated[Path | None, Parameter(help="Speak TLS with this certificate (PEM); with --tls-key.")] = None,
+    tls_key: Annotated[Path | None, Parameter(help="Its key.")] = None,
+    socket: Annotated[
+        Path | None,
+        Parameter(help="The socket at which local users need no token; default: `socket` in the data directory."),
+    ] = None,
     insecure: Annotated[
         bool, Parameter(negative=(), help="Listen beyond this machine, though nothing is encrypted.")
     ] = False,
@@ -93,6 +102,9 @@ def up(
         data=str((data or data_folder()).absolute()),
         host=host,
         insecure=insecure,
+        tls=tls,
+        tls_files=given_files(tls_cert, tls_key),
+        socket=str(socket.absolute()) if socket else "",
         hosts=tuple(allow_host),
         notify_to=tuple(notify_to),
         port=port,
@@ -152,10 +164,22 @@ def _process_gone(info: Info | None) -> Iterator[None]:
 
 def _ready(info: Info, json: bool) -> None:
     if json:
-        show.as_json({"url": info.url, "pid": info.pid, "version": info.version, "slots": info.slots})
+        key = {"key": info.pin} if info.pin else {}
+        show.as_json({"url": info.url, "pid": info.pid, "version": info.version, "slots": info.slots, **key})
     else:
         print(f"ready at {info.url} (process {info.pid}): {info.slots}")
+        if info.pin:
+            print(f"its key is {info.pin}")
     sys.stdout.flush()
+
+
+def given_files(certificate: Path | None, key: Path | None) -> tuple[str, str] | None:
+    """Of `--tls-cert` and `--tls-key`."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise UsageError("--tls-cert and --tls-key belong together", hint="give both, or --tls for a key of its own")
+    return str(certificate.absolute()), str(key.absolute())
 
 
 def _database(given: str | None, file: Path | None) -> str:

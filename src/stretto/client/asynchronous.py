@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from stretto.client import calls, finding
+from stretto import pins
+from stretto.client import calls, finding, near
 from stretto.client.calls import Call, Ref, Source
 from stretto.client.documents import Class, Cluster, Event, Forecast, Job, Node, Piece, Policy, Preview, Token, Why
 from stretto.client.options import Filters, Submission, Taken
-from stretto.client.problems import closed_early, error_of, unreachable
+from stretto.client.problems import closed_early, error_of, lost, unreachable
 from stretto.client.streams import RESTART_S, SILENCE_S, Feed, Log, Patience, is_last
 from stretto.errors import MissingExtra, Unavailable
 
@@ -43,7 +45,15 @@ class AsyncClient:
     ) -> None:
         self.server, self._token = finding.find(server, token, data=data)
         self._timeout_s, self._patience_s = timeout_s, patience_s
-        self._http = httpx2.AsyncClient(headers=self._headers(), timeout=timeout_s, trust_env=False)
+        self._near = near.path_in(self.server)
+        self._url = near.URL if self._near else self.server
+        self._tls = pins.context(finding.pin(server, data=data)) if self.server.startswith("https:") else None
+        self._http = httpx2.AsyncClient(
+            headers=self._headers(),
+            timeout=timeout_s,
+            trust_env=False,
+            transport=httpx2.AsyncHTTPTransport(verify=self._tls or pins.nobody(), uds=self._near or None),
+        )
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -221,10 +231,10 @@ class AsyncClient:
     async def _once(self, call: Call[Any]) -> bytes:
         try:
             answer = await self._http.request(
-                call.method, self.server + call.target, content=call.body, headers=dict(call.headers)
+                call.method, self._url + call.target, content=call.body, headers=dict(call.headers)
             )
         except httpx2.TransportError as error:
-            raise self._unreachable(error) from None
+            raise lost(self.server, error) from None
         if answer.status_code >= 300:
             raise error_of(answer.status_code, answer.content)
         return answer.content
@@ -233,7 +243,7 @@ class AsyncClient:
         """Events; None whenever a connection was made."""
         while True:
             call = calls.stream(ref, feed.last)
-            url, headers = self.server + call.target, dict(call.headers)
+            url, headers = self._url + call.target, dict(call.headers)
             try:
                 async with self._http.stream("GET", url, headers=headers, timeout=SILENCE_S) as answer:
                     if answer.status_code >= 300:
@@ -247,32 +257,36 @@ class AsyncClient:
                 raise unreachable(self.server, "it closed the stream of events")
             except (httpx2.TransportError, Unavailable) as error:
                 feed.broken()
-                lost = error if isinstance(error, Unavailable) else self._unreachable(error)
-                await asyncio.sleep(patience.failed(lost))
+                await asyncio.sleep(patience.failed(_passing(self.server, error)))
 
     @asynccontextmanager
     async def _socket(self, call: Call[Any]) -> AsyncIterator[ClientConnection]:
-        from websockets.asyncio.client import connect
+        from websockets.asyncio.client import connect, unix_connect
         from websockets.exceptions import InvalidHandshake, InvalidStatus
 
-        url = "ws" + self.server.removeprefix("http") + call.target
+        url = "ws" + self._url.removeprefix("http") + call.target
         try:
-            socket = await connect(
+            socket = await (partial(unix_connect, self._near) if self._near else connect)(
                 url, additional_headers=self._headers(), open_timeout=self._timeout_s, close_timeout=1,
-                compression=None, proxy=None,
+                compression=None, proxy=None, ssl=self._tls,
             )  # fmt: skip
         except InvalidStatus as refused:
             raise error_of(refused.response.status_code, refused.response.body or b"") from None
         except (OSError, InvalidHandshake, EOFError) as error:
-            raise unreachable(self.server, str(error)) from None
+            raise lost(self.server, error) from None
         async with socket:
             yield socket
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
-    def _unreachable(self, error: Exception) -> Unavailable:
-        return unreachable(self.server, str(error) or type(error).__name__)
+
+def _passing(server: str, error: Exception) -> Unavailable:
+    """What may be over a little later; raises what will not."""
+    trouble = error if isinstance(error, Unavailable) else lost(server, error)
+    if not isinstance(trouble, Unavailable):
+        raise trouble from None
+    return trouble
 
 
 async def _received(socket: ClientConnection, log: Log, tick_s: float | None) -> Piece | None:

@@ -1,6 +1,7 @@
 """Where the server is, and with which token: arguments, then the environment, then what `stretto up` left here.
 
-The token in the data directory is for the server whose address stands beside it: it is never sent elsewhere.
+The token in the data directory is for the server whose address stands beside it: it is never sent elsewhere. Its key
+stands there as well; those of other servers are pinned by `stretto login`, or stand behind a # of the address.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from stretto import jobfiles
+from stretto import jobfiles, pins
+from stretto.client import near
 from stretto.errors import Unavailable, UsageError
 
 
@@ -36,9 +38,8 @@ def find(
     environment: Mapping[str, str] = os.environ,
 ) -> Where:
     folder = Path(data) if data is not None else data_folder(environment)
-    here = _left_here(folder)
-    # A data directory that was named is more than what the environment says in general.
-    url = _address(server or (None if data is not None else environment.get("STRETTO_SERVER")) or here)
+    here, _ = _left_here(folder)
+    url, _ = _asked(server, data, environment, here)
     if not url:
         raise Unavailable(
             f"no server is known here: {folder} has no server.json",
@@ -48,10 +49,48 @@ def find(
     return Where(url, _secret(secret or (_read(folder / "token") if url == here else "")))
 
 
+def pin(
+    server: str | None = None,
+    *,
+    data: str | Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> str:
+    """By which key that server is known; empty if by the authorities that vouch for it."""
+    here, key = _left_here(Path(data) if data is not None else data_folder(environment))
+    url, given = _asked(server, data, environment, here)
+    if not url.startswith("https:"):
+        return ""
+    if given:
+        return _pin(given)
+    if url == here and key:
+        return _pin(key)
+    from stretto.client import pinned
+
+    return pinned.key_of(url, environment)
+
+
+def _asked(server: str | None, data: str | Path | None, environment: Mapping[str, str], here: str) -> tuple[str, str]:
+    """The address, and the pin that it carries."""
+    # A data directory that was named is more than what the environment says in general.
+    url = server or (None if data is not None else environment.get("STRETTO_SERVER")) or here
+    address, pin = pins.parted(url.strip())
+    return _address(address), pin
+
+
+def _pin(text: str) -> str:
+    try:
+        return pins.checked(text)
+    except ValueError as error:
+        raise UsageError(str(error), hint="`stretto up` prints it, and `stretto login` shows it") from None
+
+
 def _address(url: str) -> str:
-    url = url.strip()
+    if socket := near.address(url):
+        return socket
     if url and not _is_address(url):
-        raise UsageError(f"{url!r} is not the address of a server", hint="write it as http://HOST:PORT")
+        raise UsageError(
+            f"{url!r} is not the address of a server", hint="write it as http://HOST:PORT, https:// or unix:/PATH"
+        )
     return url.rstrip("/")
 
 
@@ -75,12 +114,15 @@ def _secret(token: str) -> str:
     return token
 
 
-def _left_here(folder: Path) -> str:
+def _left_here(folder: Path) -> tuple[str, str]:
+    """The address of the server, and its key if it speaks TLS."""
     try:
         told: Any = json.loads(_read(folder / "server.json") or "{}")
     except ValueError:
-        return ""
-    return str(told.get("url", "")).rstrip("/") if isinstance(told, dict) else ""
+        told = None
+    if not isinstance(told, dict):
+        return "", ""
+    return str(told.get("url", "")).rstrip("/"), str(told.get("pin", ""))
 
 
 def _read(path: Path) -> str:

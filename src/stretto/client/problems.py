@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from stretto import errors
+from stretto.client import pinned
 from stretto.errors import Problem, SpecError, StrettoError
 
 _BY_STATUS: dict[int, type[StrettoError]] = {
@@ -44,6 +45,12 @@ def unreachable(url: str, why: str) -> errors.Unavailable:
     return errors.Unavailable(
         f"no server answers at {url}: {why}", hint="`stretto up -d` starts one; STRETTO_SERVER says where another is"
     )
+
+
+def lost(url: str, error: BaseException) -> StrettoError:
+    """A connection that failed, or could not be made: why, in one error."""
+    trouble = pinned.trouble(url, error)
+    return trouble or unreachable(url, getattr(error, "strerror", "") or str(error) or type(error).__name__)
 
 
 def closed_early(frame: Any) -> StrettoError:

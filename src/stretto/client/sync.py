@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import http.client
 import select
+import ssl
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from stretto.client import calls, finding
+from stretto import pins
+from stretto.client import calls, finding, near
 from stretto.client.calls import Call, Ref, Source
 from stretto.client.documents import Class, Cluster, Event, Forecast, Job, Node, Piece, Policy, Preview, Token, Why
-from stretto.client.problems import closed_early, error_of, unreachable
+from stretto.client.problems import closed_early, error_of, lost, unreachable
 from stretto.client.streams import RESTART_S, SILENCE_S, Feed, Log, Patience, is_last
 from stretto.errors import Unavailable
 
@@ -26,6 +29,9 @@ T = TypeVar("T")
 
 class Client:
     """A server, found by the arguments, by STRETTO_SERVER and STRETTO_TOKEN, or by what `stretto up` left.
+
+    An address may carry the key that the server must have: `https://HOST:PORT#sha256:…`; otherwise the one counts that
+    was pinned by `stretto login`, or the certificate.
 
     `patience_s`: while the server cannot be reached, calls that may be repeated are, for so long. It can be used from
     several threads.
@@ -40,10 +46,11 @@ class Client:
         timeout_s: float = 30.0,
         patience_s: float = 0.0,
     ) -> None:
-        where = finding.find(server, token, data=data)
-        self.server, self._token = where
+        self.server, self._token = finding.find(server, token, data=data)
+        self._pin = finding.pin(server, data=data)
         self._timeout_s, self._patience_s = timeout_s, patience_s
-        self._address = urlsplit(self.server)
+        self._near = near.path_in(self.server)
+        self._address = urlsplit(near.URL if self._near else self.server)
         self._idle: list[http.client.HTTPConnection] = []
 
     def __enter__(self) -> Client:
@@ -313,7 +320,7 @@ class Client:
         except TimeoutError:
             raise unreachable(self.server, "it does not answer in time") from None
         except OSError as error:
-            raise unreachable(self.server, error.strerror or str(error)) from None
+            raise lost(self.server, error) from None
         except http.client.HTTPException as error:
             raise unreachable(self.server, f"the connection broke ({type(error).__name__})") from None
 
@@ -321,8 +328,16 @@ class Client:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._address.scheme == "https" else http.client.HTTPConnection
-        return kind(self._address.hostname or "", self._address.port, timeout=timeout_s)
+        if self._near:
+            return near.Connection(self._near, timeout_s)
+        host, port = self._address.hostname or "", self._address.port
+        if self._tls is None:
+            return http.client.HTTPConnection(host, port, timeout=timeout_s)
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext | None:
+        return pins.context(self._pin) if self._address.scheme == "https" else None
 
     def _reusable(self) -> http.client.HTTPConnection | None:
         """A connection of an earlier call that the server has not closed (that would be readable)."""
@@ -360,18 +375,18 @@ class Client:
     @contextmanager
     def _socket(self, call: Call[Any]) -> Iterator[ClientConnection]:
         from websockets.exceptions import InvalidHandshake, InvalidStatus
-        from websockets.sync.client import connect
+        from websockets.sync.client import connect, unix_connect
 
-        url = "ws" + self.server.removeprefix("http") + call.target
+        url = "ws" + self._address.geturl().removeprefix("http") + call.target
         try:
-            socket = connect(
+            socket = (partial(unix_connect, self._near) if self._near else connect)(
                 url, additional_headers=self._headers(), open_timeout=self._timeout_s, close_timeout=1,
-                compression=None, proxy=None,
+                compression=None, proxy=None, ssl=self._tls,
             )  # fmt: skip
         except InvalidStatus as refused:
             raise error_of(refused.response.status_code, refused.response.body or b"") from None
         except (OSError, InvalidHandshake, EOFError) as error:
-            raise unreachable(self.server, str(error)) from None
+            raise lost(self.server, error) from None
         with socket:
             yield socket
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stretto import pins
 from stretto.backends.protocol import Exit
 from stretto.control.journal import Journal
 from stretto.jobs.model import Seat, Worker
@@ -32,7 +33,7 @@ class ClusterElasticDriver(ElasticDriver):
         """But for the secret and the address, which its pod knows from elsewhere."""
         file, entry = self.active.file, self._entry
         return {
-            "STRETTO_COORDINATOR": f"{self.around.url()}/v1/jobs/{entry.namespace}/{entry.name}/join",
+            "STRETTO_COORDINATOR": pins.below(self.around.url(), f"/v1/jobs/{entry.namespace}/{entry.name}/join"),
             "STRETTO_WORKER": worker,
             "STRETTO_CONSISTENCY": file.consistency,
             "STRETTO_CHECKPOINT_S": f"{file.checkpoint.every:g}",

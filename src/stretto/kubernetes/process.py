@@ -9,19 +9,24 @@ import asyncio
 import contextlib
 import signal
 import socket
+import tempfile
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 
-from stretto import tuning
+from stretto import pins, tuning
+from stretto.api import tls
+from stretto.api.hosts import Hosts, names
 from stretto.api.serving import HttpServer, address_of, bind
+from stretto.api.tls import Tls
 from stretto.clock import Clock
 from stretto.errors import StrettoError
-from stretto.kubernetes import access
+from stretto.kubernetes import access, own_key
 from stretto.kubernetes.client import Api
 from stretto.kubernetes.controller import Anew, Controller, Options
 from stretto.kubernetes.keeping import Fenced
@@ -37,6 +42,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8080
     context: str = ""
     kubeconfig: str = ""
+    hosts: tuple[str, ...] = ()
+    """Names, beside its address and that of `url`, under which it answers."""
+    tls: bool = False
+    """With a key that is kept in a secret, and made if there is none."""
+    tls_files: tuple[str, str] | None = None
+    """A certificate and its key, instead."""
+    insecure: bool = False
+    """It may listen where others reach it, though all that is said there can be read on the way."""
     lease_s: float = 15.0
     connections: int = 64
 
@@ -50,11 +63,10 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 async def serve(settings: Settings, ready: Callable[[str], None] = lambda address: None) -> None:
     """Until SIGTERM or SIGINT, or until the lease is lost (then it raises `Fenced`)."""
-    listening = bind(settings.host, settings.port)
+    speaks_tls = settings.tls or settings.tls_files is not None
+    listening = bind(settings.host, settings.port, insecure=settings.insecure or speaks_tls)
     address = address_of(listening)
-    options = settings.options
-    if not options.url:
-        options = msgspec.structs.replace(options, url=f"ws://{address}")
+    hosts = _hosts(settings, listening)
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -63,15 +75,18 @@ async def serve(settings: Settings, ready: Callable[[str], None] = lambda addres
     found = access.find(settings.context, Path(settings.kubeconfig) if settings.kubeconfig else "")
     # The lease must not wait for its turn behind thousands of pods.
     async with (
+        _private_folder() as folder,
         Api(found, connections=settings.connections, user_agent="stretto-controller") as api,
         Api(found, connections=1, user_agent="stretto-controller") as own,
     ):
+        key = await _key(settings, own, hosts, folder)
+        options = _reached(settings.options, address, key)
         leading = Leading(
             own, identity, namespace=options.namespace, duration_s=settings.lease_s,
             renew_deadline_s=settings.lease_s * 2 / 3, retry_s=settings.lease_s * 2 / 15,
         )  # fmt: skip
         parts = Parts(lambda: leading.is_leader)
-        server = HttpServer(application(parts), listening)
+        server = HttpServer(application(parts, hosts), listening, tls=key)
         await server.start()
         ready(address)
         try:
@@ -79,6 +94,33 @@ async def serve(settings: Settings, ready: Callable[[str], None] = lambda addres
         finally:
             await server.stop()
             await leading.close()
+
+
+@contextlib.asynccontextmanager
+async def _private_folder() -> AsyncIterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
+        yield Path(folder)
+
+
+def _hosts(settings: Settings, listening: socket.socket) -> Hosts:
+    own = urlsplit(settings.options.url).hostname
+    allowed = names(settings.hosts) | ({own.rstrip(".")} if own else set())
+    return Hosts(listening.getsockname()[0].partition("%")[0], allowed)
+
+
+async def _key(settings: Settings, api: Api, hosts: Hosts, folder: Path) -> Tls | None:
+    if settings.tls_files is not None:
+        certificate, key = settings.tls_files
+        return tls.given(Path(certificate), Path(key))
+    return await own_key.found_or_made(api, settings.options.namespace, hosts.allowed, folder) if settings.tls else None
+
+
+def _reached(options: Options, address: str, key: Tls | None) -> Options:
+    """With the address that workers are given: where it says nothing else, with the key that we show."""
+    url = options.url or f"{'wss' if key else 'ws'}://{address}"
+    if key is not None and not pins.parted(url)[1]:
+        url = pins.joined(url, key.pin)
+    return msgspec.structs.replace(options, url=url)
 
 
 async def _work(

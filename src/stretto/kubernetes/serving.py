@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from fastapi import FastAPI, Response, WebSocket
 
+from stretto.api.hosts import Checked, Hosts
 from stretto.api.joining import WorkerSocket
 from stretto.kubernetes.controller import Controller
 from stretto.kubernetes.metrics import exposition
@@ -31,7 +32,8 @@ class Parts:
         self.stopping = True
 
 
-def application(parts: Parts) -> FastAPI:
+def application(parts: Parts, hosts: Hosts | None = None) -> FastAPI:
+    """`hosts`: under which names it answers; any, if not given."""
     app = FastAPI(title="Stretto controller", openapi_url=None, docs_url=None, redoc_url=None)
     app.state.parts = parts
 
@@ -69,4 +71,6 @@ def application(parts: Parts) -> FastAPI:
         body, kind = exposition(parts.controller, parts.is_leader())
         return Response(body, headers={"Content-Type": kind})
 
+    if hosts is not None:
+        app.add_middleware(Checked, hosts=hosts)
     return app

@@ -7,6 +7,9 @@ is told nothing but the hello, and not believed; only a worker that was never we
 When the connection breaks it tries again until the lease is over: training goes on meanwhile. What is sent while there
 is no connection is dropped unless it is one of the member's facts: everything else is only true for the moment.
 
+Where the coordinator's address carries a pin, nobody with another key is told even the hello: to a worker that is as if
+nobody had answered.
+
 A connection that has fallen silent may lead nowhere any more, or to a coordinator that is slow. So it is kept until
 another one is welcomed: to the coordinator a connection that closes is a worker that died.
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import random
+import ssl
 import threading
 import time
 from pathlib import Path
@@ -23,6 +27,7 @@ from pathlib import Path
 from websockets.exceptions import InvalidHandshake, InvalidMessage, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from stretto import pins
 from stretto.runtime import bounds, introduction
 from stretto.runtime.handshake import Secret
 from stretto.runtime.member import Evicted, JobFailed, Member
@@ -57,8 +62,11 @@ class Channel:
     """Starts with `open`, which returns once the coordinator has answered."""
 
     def __init__(self, url: str, member: Member, notice: Path | None = None) -> None:
-        """`notice`: a file that says where the coordinator is by now, if it has moved."""
+        """`url`, with a pin behind a # if there is TLS. `notice`: a file that says where the coordinator is by now, if
+        it has moved, in the same way."""
         self.url, self.member, self._notice = url, member, notice
+        self._trouble = ""
+        """Why nobody was talked to, where it is not that nobody answers."""
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._connections: list[ClientConnection] = []
@@ -67,6 +75,7 @@ class Channel:
         """The one to speak on: its host has proved itself, and has not fallen silent."""
         self._secret = Secret(member.token)
         self._retry_s = _FIRST_RETRY_S
+        self._trusted: tuple[str, ssl.SSLContext] | None = None
         self._lock = threading.Lock()
         self._last: Bye | None = None
         self._said = threading.Event()
@@ -79,7 +88,10 @@ class Channel:
         self._reader.start()
         if not self.member.wait(lambda: self.member.welcome is not None, timeout_s):
             self.close()
-            raise NoCoordinator(f"no coordinator answers at {self.url} (waited {timeout_s:g} s)")
+            trouble = f": {self._trouble}" if self._trouble else ""
+            raise NoCoordinator(
+                f"no coordinator answers at {pins.parted(self.url)[0]} (waited {timeout_s:g} s){trouble}"
+            )
         self._writer.start()
 
     def send(self, message: Message) -> None:
@@ -113,9 +125,14 @@ class Channel:
                 # It hung up in the middle of the handshake: it may just have been killed.
                 self._drop(connection)
             except InvalidHandshake as error:
-                self.member.end(NoCoordinator(f"{self.url} does not answer as a coordinator: {error}"))
-                return
-            except (OSError, WebSocketException, MessageError):
+                if self.member.welcome is None:
+                    address = pins.parted(self.url)[0]
+                    self.member.end(NoCoordinator(f"{address} does not answer as a coordinator: {error}"))
+                    return
+                # It was there, and may be again: the next server may speak TLS where the last one did not.
+                self._drop(connection)
+            except (OSError, WebSocketException, MessageError, ValueError) as error:
+                self._trouble = str(error.args[-1]) if isinstance(error, (ssl.SSLError, ValueError)) else ""
                 self._drop(connection)
             if self._closing.is_set() or isinstance(self.member.out, (Evicted, JobFailed)):
                 self._said.set()
@@ -129,9 +146,11 @@ class Channel:
         """A new connection, on which its challenge was answered with a hello."""
         with contextlib.suppress(OSError):
             self.url = (self._notice.read_text().strip() if self._notice is not None else "") or self.url
+        address, pin = pins.parted(self.url)
         opened = connect(
-            self.url, open_timeout=_OPEN_S, close_timeout=1.0, max_size=LONGEST_UNPROVEN, ping_interval=None
-        )
+            address, ssl=self._context(pin) if address.startswith("wss:") else None,
+            open_timeout=_OPEN_S, close_timeout=1.0, max_size=LONGEST_UNPROVEN, ping_interval=None,
+        )  # fmt: skip
         connection = contextlib.ExitStack().enter_context(opened)
         try:
             message = decode(connection.recv(_OPEN_S))
@@ -146,6 +165,12 @@ class Channel:
         with self._lock:
             self._connections.append(connection)
         return connection, hello, message
+
+    def _context(self, pin: str) -> ssl.SSLContext:
+        """Made once: without a pin all authorities are read for it."""
+        if self._trusted is None or self._trusted[0] != pin:
+            self._trusted = pin, pins.context(pin)
+        return self._trusted[1]
 
     def _listen(self, connection: ClientConnection, hello: Hello, challenge: Challenge) -> None:
         """Returns when the coordinator has fallen silent, raises when the connection is closed, or leads elsewhere."""

@@ -55,7 +55,7 @@ class Surroundings:
     folder: Path
     """Of all jobs; each has its own below."""
     url: Callable[[], str]
-    """Where workers reach us: `ws://host:port`."""
+    """Where workers reach us: `ws://host:port`, or `wss://host:port#PIN`."""
     changed: Callable[[int], None]
     """Tells the loop that the answers of a job's driver have changed."""
     progressed: Callable[[int], None]

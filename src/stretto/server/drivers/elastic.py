@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from stretto import jobfiles
+from stretto import jobfiles, pins
 from stretto.backends.protocol import Exit
 from stretto.control import stuck
 from stretto.control.coordination import Coordination
@@ -246,7 +246,7 @@ class ElasticDriver(Driver):
 
 
 def _url(active: Active, around: Surroundings) -> str:
-    return f"{around.url()}/v1/jobs/{active.job.id}/join"
+    return pins.below(around.url(), f"/v1/jobs/{active.job.id}/join")
 
 
 def _settings(active: Active) -> Settings:

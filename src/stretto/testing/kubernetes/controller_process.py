@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import subprocess
 import sys
@@ -34,8 +35,10 @@ def forget(control_plane: ControlPlane) -> None:
 
 
 def command_line(kubeconfig: Path, host: str, port: int, lease_s: float) -> list[str]:
+    """With TLS wherever others than this machine reach it."""
     command = [sys.executable, "-m", "stretto.cli", "controller", "--kubeconfig", str(kubeconfig)]
-    return [*command, "--host", host, "--port", str(port), "--lease", f"{lease_s:g}"]
+    command += ["--host", host, "--port", str(port), "--lease", f"{lease_s:g}"]
+    return command if ipaddress.ip_address(host).is_loopback else [*command, "--tls"]
 
 
 class ControllerProcess:

@@ -17,6 +17,7 @@ import importlib.metadata
 import io
 import json
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -106,18 +107,19 @@ def worker() -> Image:
 
 
 def controller() -> Image:
-    """Python with everything that Stretto installs by default."""
-    return _python(CONTROLLER, [requirement.name for requirement in _requirements("stretto")], "-m", "stretto.cli")
+    """Python with everything that Stretto installs by default, and openssl, which makes its key."""
+    needs = [requirement.name for requirement in _requirements("stretto")]
+    return _python(CONTROLLER, needs, "-m", "stretto.cli", more=(_kept("openssl", "", _openssl),))
 
 
-def _python(name: str, packages: Sequence[str], *arguments: str) -> Image:
+def _python(name: str, packages: Sequence[str], *arguments: str, more: Sequence[Layer] = ()) -> Image:
     found = sorted(_closure(packages))
     versions = json.dumps([f"{package}=={importlib.metadata.version(package)}" for package in found])
     interpreter = _kept("python", f"{sys.version} {sys.base_prefix}", _interpreter)
     installed = _kept(f"{name.split('/')[1].split(':')[0]}-packages", versions, functools.partial(_packages, found))
     system = _kept("busybox", "", _system)
     own = _kept("stretto", _own_digest(), _own)
-    return Image(name, (system, interpreter, installed, own), (f"/{_HOME}/bin/python3", *arguments), str(USER))
+    return Image(name, (system, interpreter, *more, installed, own), (f"/{_HOME}/bin/python3", *arguments), str(USER))
 
 
 # Layers, kept in the cache.
@@ -190,6 +192,13 @@ def _interpreter(layer: tarfile.TarFile) -> None:
     for package in sorted(_closure([*WORKER_PACKAGES, *(found.name for found in _requirements("stretto"))])):
         linked += [path for path in _files(package) if ".so" in path.suffixes]
     for library in _libraries(linked):
+        _add(layer, library.resolve(), _library_place(library))
+
+
+def _openssl(layer: tarfile.TarFile) -> None:
+    program = Path(shutil.which("openssl") or "openssl")
+    _add(layer, program, "bin/openssl")
+    for library in _libraries([program]):
         _add(layer, library.resolve(), _library_place(library))
 
 
