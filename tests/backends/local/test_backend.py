@@ -126,7 +126,7 @@ print(json.dumps({
         found = json.loads(second)
         assert found == {
             "mark": True,
-            "env": ["1", "1", "", "a"],
+            "env": ["1", "1", "", here.backend.runs.mark("a")],
             "cwd": str(here.data.parent),
             "leads": True,
             "argv": ["a.py", "--x"],
@@ -394,6 +394,41 @@ def supervisor_ticks(pid: int) -> int:
     """How often it has slept: once per tick, when nothing else happens."""
     with open(f"/proc/{pid}/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches"))
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_launches_of_one_name_in_two_data_directories_are_two(tmp_path: Path, warm: bool) -> None:
+    """Two servers of one account, without control groups: the one whose supervisor was killed ends what is left of its
+    own launch, also as a restarted server, and nobody else's."""
+    text = "import os, signal; os.fork(); os.write(1, b'%d\\n' % os.getpid()); signal.pause()"
+    options: dict[str, Any] = {"warm": warm, "allow": MEANS["walk"]}
+    mine, theirs = tmp_path / "mine" / "data", tmp_path / "theirs" / "data"
+
+    def living(here: World, launch: str) -> list[int]:
+        return [pid for pid in map(int, here.log(launch).split()) if alive(pid)]
+
+    async def story() -> None:
+        for each in (mine, theirs):
+            each.mkdir(parents=True)
+        async with world(theirs, **options) as other:
+            async with world(mine, leave=True, **options) as here:
+                for each in (here, other):
+                    for launch in ("a", "b"):
+                        await each.script(launch, text, warm=True)
+                        await until(lambda each=each, launch=launch: len(each.log(launch).split()) == 2)
+                os.kill(here.supervisor("a"), signal.SIGKILL)
+                assert (await here.ended("a")).how == "lost"
+                assert (len(living(here, "a")), len(living(other, "a"))) == (0, 2)
+                supervisor_of_b = here.supervisor("b")
+            os.kill(supervisor_of_b, signal.SIGKILL)
+            await until(lambda: not alive(supervisor_of_b))
+            async with world(mine, ["b"], **options) as again:
+                assert (await again.ended("b")).how == "lost"
+                assert (len(living(again, "b")), len(living(other, "b"))) == (0, 2)
+            assert not other.exits("a")
+            assert not other.exits("b")
+
+    asyncio.run(story())
 
 
 def test_a_worker_over_its_memory_limit(data: Path) -> None:

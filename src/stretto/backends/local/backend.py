@@ -114,7 +114,7 @@ class LocalBackend:
             self._known[launch] = _Run(launch)
         for launch in set(found) - set(wanted):
             self._known[launch] = _Run(launch, silent=True)
-        await self._in_thread(lambda: containment.sweep(self.means, {*wanted, *found}))
+        await self._in_thread(lambda: containment.sweep(self.means, {*wanted, *found}, self.runs.owner))
         await asyncio.gather(*(self._attend(run) for run in list(self._known.values())))
 
     def warm_up(self, env: Mapping[str, str]) -> None:
@@ -229,7 +229,7 @@ class LocalBackend:
     def _prepared(self, launch: Launch) -> dict[str, str]:
         if launch.node not in {node.name for node in self._nodes}:
             raise LaunchError(f"there is no node {launch.node!r}")
-        env = {**launch.env, **self._machine.variables(launch), containment.MARK: launch.id}
+        env = {**launch.env, **self._machine.variables(launch), containment.MARK: self.runs.mark(launch.id)}
         _check(launch, env, self.runs.data)
         quota_milli = self._machine.quota_milli(launch)
         if quota_milli and not self.means.cpu:
@@ -238,7 +238,7 @@ class LocalBackend:
         words = {
             "away_s": self._away_s,
             "log_bytes": self._log_bytes,
-            "box": containment.box(self.means, launch.id, quota_milli, launch.memory_mib),
+            "box": containment.box(self.means, launch.id, quota_milli, launch.memory_mib, mark=env[containment.MARK]),
         }
         try:
             self.runs.create(launch, env, self._machine.affinity(launch), **words)
