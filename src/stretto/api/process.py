@@ -260,7 +260,8 @@ async def _opened(options: Options, data: Path, clock: Clock) -> AsyncIterator[t
 def _port(options: Options, settings: Mapping[str, Any]) -> int:
     if options.port is not None:
         return options.port
-    return int(settings.get("port", DEFAULT_PORT))
+    port = settings.get("port")
+    return port if isinstance(port, int) and 0 <= port < 1 << 16 else DEFAULT_PORT
 
 
 def _signals() -> asyncio.Event:

@@ -161,9 +161,9 @@ class Plane:
         self.folder, self.store, self.backend, self.clock, self.told = folder, store, backend, clock, told
         self._loaded = store.load()
         self.book = Book(store, clock)
-        self.book.load(self._loaded.jobs)
+        self.book.load(self._loaded.jobs, self._loaded.damaged)
         settings = self._loaded.settings
-        chosen = settings.get("policy", {"name": "stretto", "options": {}, "placement": "fewest-moves"})
+        chosen = cycle_settings.chosen(settings.get("policy"))
         if policy and policy != chosen["name"]:
             chosen = {**chosen, "name": policy, "options": {}}
             store.put_setting("policy", chosen)
@@ -175,8 +175,7 @@ class Plane:
                 chosen.get("settings", {}), msgspec.structs.replace(cycle.LIVE, placement=chosen["placement"])
             ),
             quotas or {},
-            _drained(settings.get("drained", {})),
-            settings.get("drained_by", {}),
+            *_drained(settings.get("drained", {}), settings.get("drained_by", {})),
         )
         self._options: dict[str, Any] = dict(chosen["options"])
         surroundings = os.environ if environment is None else environment
@@ -215,8 +214,9 @@ class Plane:
 
     async def open(self) -> None:
         """Adopt what runs, and go on."""
-        self.book.end_unreadable()
+        damaged = self.book.end_unreadable()
         await self.loop.open()
+        self.loop.tell_of_damage(damaged)
         self._running = asyncio.create_task(self.loop.run())
         self.backend.warm_up(asked.usual(self.loop.environment))
         self.book.note("started")
@@ -762,10 +762,15 @@ def _total(active: Active) -> Total:
     return active.row.prospect.total if total is None else Total(source="total")
 
 
-def _drained(stored: Any) -> dict[str, float]:
-    """As they were stored: with no end to their patience where none is given."""
-    names = stored if isinstance(stored, dict) else dict.fromkeys(stored)
-    return {name: math.inf if until_s is None else float(until_s) for name, until_s in names.items()}
+def _drained(stored: Any, by: Any) -> tuple[dict[str, float], dict[str, str]]:
+    """As they were stored: with no end to their patience where none is given; and who wanted it."""
+    try:
+        names = stored if isinstance(stored, dict) else dict.fromkeys(stored)
+        found = {str(name): math.inf if until_s is None else float(until_s) for name, until_s in names.items()}
+        return found, {str(name): str(whom) for name, whom in dict(by).items()}
+    except (TypeError, ValueError) as error:
+        _log.error("which nodes are drained cannot be read any more, and none is: %s", error)
+        return {}, {}
 
 
 def _about_newcomers(active: Active, now_s: float) -> str:
