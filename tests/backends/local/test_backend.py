@@ -17,7 +17,7 @@ import pytest
 from living import alive, wait_until
 from local_world import MEANS, World, until, world
 
-from disks import cannot_write, no_descriptors
+from disks import cannot_write, dead_disk, no_descriptors
 from stretto.backends.local import containment, runs, supervisor
 from stretto.backends.local.runs import FolderInUse, serving
 from stretto.backends.protocol import Exit, LaunchError, LaunchFault
@@ -429,6 +429,36 @@ def test_launches_of_one_name_in_two_data_directories_are_two(tmp_path: Path, wa
             assert not other.exits("b")
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("where", ["its folder", "its PATH"])
+def test_who_waits_for_a_file_system_that_hangs_holds_up_nobody_else(data: Path, where: str) -> None:
+    """More of them than there are threads; of one job no more than its room."""
+
+    async def story(here: World) -> None:
+        with dead_disk(data.parent / "dead") as dead:
+            about: dict[str, Any] = {"cwd": str(dead / "x")} if where == "its folder" else {"env": {"PATH": str(dead)}}
+            waiting = [
+                asyncio.create_task(here.launch(f"h{i}", "python", "x.py", job=10 + i % 16, **about)) for i in range(64)
+            ]
+            await until(lambda: _looking() == 32)
+            await here.script("a", "print('done')", job=2)
+            assert (await here.ended("a")).status == 0
+            assert _looking() == 32
+            told = await asyncio.gather(*waiting, return_exceptions=True)
+            assert {type(error) for error in told} == {LaunchFault}
+            assert all("does not answer" in str(error) for error in told)
+            # Those that still hang are waited for, and not added to.
+            with pytest.raises(LaunchFault):
+                await here.launch("again", "python", "x.py", job=10, **about)
+            assert _looking() == 32
+        await until(lambda: _looking() == 0)
+
+    in_world(data, story, patience_s=5.0)
+
+
+def _looking() -> int:
+    return sum(thread.name == "stretto-aside" for thread in threading.enumerate())
 
 
 def test_a_worker_over_its_memory_limit(data: Path) -> None:
