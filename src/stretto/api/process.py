@@ -86,6 +86,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A file in which every decision is written down."""
     notify_to: tuple[str, ...] = ()
     """Networks that are not public and that job files may have told of their events."""
+    reserve_mib: int | None = None
+    """Of the data directory's disk, kept for the server; None: 512 MiB, or 5 % of a smaller disk."""
     insecure: bool = False
     """It may listen where others than this machine reach it, though all that is said there can be read on the way."""
 
@@ -214,6 +216,7 @@ async def _opened(options: Options, data: Path, clock: Clock) -> AsyncIterator[t
     from stretto.api.serving import address_of, bind
     from stretto.backends.local.backend import LocalBackend
     from stretto.backends.local.machine import discover
+    from stretto.server.disk import Rules as Room
     from stretto.server.plane import Plane
     from stretto.store import Store
 
@@ -239,6 +242,7 @@ async def _opened(options: Options, data: Path, clock: Clock) -> AsyncIterator[t
             policy=options.policy,
             record=Path(options.record) if options.record else None,
             notify_to=options.notify_to,
+            room=Room(reserve_mib=options.reserve_mib),
         )
         listening = bind(options.host, _port(options, plane.settings), insecure=options.insecure)
         with listening:

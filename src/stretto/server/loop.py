@@ -968,6 +968,13 @@ class Loop:
                 driver.end = End("failed", limit, polite=True)
                 self.wake(decide=False)
 
+    def end(self, number: int, why: str) -> None:
+        """It has failed, whatever it does."""
+        active, driver = self.book.active(number), self.drivers.get(number)
+        if active is not None and driver is not None and driver.end is None:
+            driver.end = End("failed", why)
+            self.wake(decide=False)
+
     def _limit_s(self, active: Active) -> float:
         """When its run time reaches its limit."""
         driver = self.drivers.get(active.number)

@@ -30,7 +30,7 @@ from stretto.errors import Conflict, Impossible, NotFound, StrettoError, Unavail
 from stretto.jobs import events as e
 from stretto.jobs import lifecycle
 from stretto.jobs.model import ENDED, Context, Job
-from stretto.server import asked, cycle_settings, loss
+from stretto.server import asked, cycle_settings, disk, loss
 from stretto.server import view as views
 from stretto.server.book import Active, Book
 from stretto.server.drivers import service as services
@@ -154,10 +154,11 @@ class Plane:
         environment: Mapping[str, str] | None = None,
         record: Path | None = None,
         notify_to: Iterable[str] = (),
+        room: disk.Rules | None = None,
     ) -> None:
         """`told`: what people's clocks call a moment of `clock`, `heard`: the other way round. `record`: a file in
         which every decision is written down. `notify_to`: networks that job files may have told of their events, beside
-        the public ones."""
+        the public ones. `room`: how the disk is looked after."""
         self.folder, self.store, self.backend, self.clock, self.told = folder, store, backend, clock, told
         self._loaded = store.load()
         self.book = Book(store, clock)
@@ -191,6 +192,7 @@ class Plane:
         self._speeds = SpeedKeeper(lambda kept: store.put_setting("measured", kept), estimates, clock)
         self._speeds.recall(settings.get("measured"), self.book.jobs)
         self.loop.remembered = self._keep_memories
+        self.disk = disk.Disk(self.book, folder, room or disk.Rules(), self.loop.end, clock)
         self._next = self._loaded.next_number
         self._running: asyncio.Task[None] | None = None
         self._watches: set[Watch] = set()
@@ -217,6 +219,9 @@ class Plane:
         damaged = self.book.end_unreadable()
         await self.loop.open()
         self.loop.tell_of_damage(damaged)
+        await self.disk.look_for_room()
+        self.loop.spawn(self.disk.watch_room())
+        self.loop.spawn(self.disk.watch_jobs())
         self._running = asyncio.create_task(self.loop.run())
         self.backend.warm_up(asked.usual(self.loop.environment))
         self.book.note("started")
@@ -261,7 +266,7 @@ class Plane:
         """Why it cannot take jobs now; empty if it can."""
         if self._running is None or self._running.done():
             return "the scheduling loop does not run"
-        return self.book.trouble or self.loop.trouble
+        return self.book.trouble or self.loop.trouble or self.disk.trouble
 
     # Jobs in.
 
@@ -284,6 +289,8 @@ class Plane:
         return self._current(job)
 
     async def _accept(self, file: JobFile, context: Context, user: str, key: str, digest: str) -> Job:
+        if self.disk.trouble:
+            raise Unavailable(f"nothing is accepted now: {self.disk.trouble}", hint="make room on its disk")
         request = self.check(file, user)
         number = self._next
         job = self._new_job(number, file, request, context, user)
