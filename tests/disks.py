@@ -109,3 +109,16 @@ def no_descriptors() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nothing can be opened for writing in there; where that cannot be had, the test is skipped."""
+    for words in (["--bind", str(folder), str(folder)], ["-o", "remount,ro,bind", str(folder)]):
+        done = subprocess.run(["mount", *words], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no folder can be made read-only here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import json
 import os
 import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from living import alive, wait_until
 from local_world import MEANS, World, until, world
 
-from disks import cannot_write, dead_disk, no_descriptors
+from disks import cannot_write, dead_disk, no_descriptors, read_only
 from stretto.backends.local import containment, runs, supervisor
 from stretto.backends.local.runs import FolderInUse, serving
 from stretto.backends.protocol import Exit, LaunchError, LaunchFault
@@ -554,6 +556,66 @@ def test_an_exit_waits_for_room(data: Path) -> None:
         assert (exit.how, exit.status) == ("exited", 3)
 
     in_world(data, story)
+
+
+def test_a_disk_that_becomes_read_only_is_borne_as_a_full_one(data: Path) -> None:
+    async def story(here: World) -> None:
+        await here.launch("a", "sh", "-c", "until [ -e go ]; do sleep 0.01; done; exit 3")
+        pid, worker = here.supervisor("a"), here.started("a")[0].pid
+        with read_only(data / "runs"):
+            with pytest.raises(LaunchFault, match="Read-only"):
+                await here.launch("b", "true")
+            (data.parent / "go").touch()
+            await until(lambda: containment.look_up(worker) is None)
+            ticks = supervisor_ticks(pid)
+            await until(lambda: supervisor_ticks(pid) > ticks + 1)
+            assert here.exits("a") == []
+        exit = await here.ended("a")
+        assert (exit.how, exit.status) == ("exited", 3)
+        await here.launch("b", "true")
+        await here.ended("b")
+
+    in_world(data, story)
+
+
+def test_the_last_words_of_a_worker_are_in_its_log_when_its_end_is_told(data: Path) -> None:
+    """However late the thread comes that writes them: it is held until the supervisor waits for it, or has ended."""
+
+    async def story(here: World) -> None:
+        await here.launch("a", "sh", "-c", "echo first; until [ -e go ]; do sleep 0.01; done; echo last")
+        await until(lambda: "first" in here.log("a"))
+        pid, worker = here.supervisor("a"), here.started("a")[0].pid
+        with held(next(int(task) for task in os.listdir(f"/proc/{pid}/task") if int(task) != pid)):
+            (data.parent / "go").touch()
+            await until(lambda: containment.look_up(worker) is None)
+            await until(lambda: waits_for_a_lock(pid) or here.exits("a") or containment.look_up(pid) is None)
+        await here.ended("a")
+        assert here.log("a") == "first\nlast\n"
+
+    in_world(data, story)
+
+
+@contextlib.contextmanager
+def held(thread: int) -> Iterator[None]:
+    """A thread of another process that does nothing meanwhile."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes, libc.ptrace.restype = [ctypes.c_long] * 4, ctypes.c_long
+    if libc.ptrace(PTRACE_SEIZE, thread, 0, 0) or libc.ptrace(PTRACE_INTERRUPT, thread, 0, 0):
+        pytest.skip(f"no thread can be held here: {os.strerror(ctypes.get_errno())}")
+    os.waitpid(thread, WALL)
+    try:
+        yield
+    finally:
+        libc.ptrace(PTRACE_DETACH, thread, 0, 0)
+
+
+PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH, WALL = 0x4206, 0x4207, 17, 0x40000000
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
+        return "futex" in file.read()
+    return False
 
 
 @pytest.mark.parametrize("warm", [False, True])
