@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from machine import DEADLINE_S, Machine, machine_of, play
 
+from stretto.errors import Conflict
 from stretto.jobs.model import Job
 from stretto.store import Query
 
@@ -423,5 +424,25 @@ def test_settings_that_are_damaged(tmp_path: Path, statements: str) -> None:
         await before()
         damaged_store(tmp_path, statements)
         await after()
+
+    play(story())
+
+
+def test_who_asks_about_a_job_whose_end_is_not_written_yet_is_told_that_it_has_ended(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x1") as m:
+            job = await m.submit(BESIDE)
+            await m.until(job, lambda job: any(worker.pid for worker in job.workers), "running")
+            await m.plane.book.settled()
+            with contextlib.closing(sqlite3.connect(tmp_path / "data" / "stretto.db", isolation_level=None)) as store:
+                store.execute("BEGIN IMMEDIATE")
+                (tmp_path / "over").touch()
+                while job.number in m.plane.book.jobs:
+                    await asyncio.sleep(0.01)
+                with pytest.raises(Conflict, match="has ended"):
+                    await m.plane.wish(job.id, "suspend", "me")
+                assert (await m.plane.why(job.id)).text == "has ended"
+                store.execute("ROLLBACK")
+            await m.ended(job)
 
     play(story())

@@ -435,7 +435,7 @@ class Plane:
         cluster = self.loop.cluster
         if active is None:
             reason, target = str(job.phase), 0
-            text = f"has {_ENDED[job.phase]}" + (f": {job.message}" if job.message else "")
+            text = f"has {_ended(job)}" + (f": {job.message}" if job.message else "")
         else:
             reason, text, target = active.reason.name, active.reason.text, len(active.target)
         if active is not None:
@@ -733,7 +733,7 @@ class Plane:
         active = self._active(ref)
         if active is None:
             job = await self.job(ref)
-            raise Conflict(f"job {job.id} has {_ENDED[job.phase]}", hint="submit it again")
+            raise Conflict(f"job {job.id} has {_ended(job)}", hint="submit it again")
         return active
 
     async def _record(self, active: Active, event: e.Event) -> None:
@@ -760,6 +760,13 @@ class Plane:
 
 
 _ENDED = {"succeeded": "ended well", "failed": "failed", "cancelled": "been cancelled"}
+
+
+def _ended(job: Job) -> str:
+    """How, if that is written down already."""
+    return _ENDED.get(job.phase, "ended")
+
+
 _DONE = {"cancel": "cancelled", "suspend": "suspended", "run": "resumed"}
 
 
