@@ -4,6 +4,7 @@ are the kernel's."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import subprocess
@@ -25,6 +26,27 @@ def small_disk(folder: Path, size: str = "8m") -> Iterator[Path]:
     try:
         yield folder
     finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+@contextlib.contextmanager
+def dead_disk(folder: Path) -> Iterator[Path]:
+    """A file system that answers nothing, as one whose server is away; at the end whoever waits for it gets an error.
+    Where none can be mounted, the test is skipped."""
+    folder.mkdir(exist_ok=True)
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        pytest.skip(f"no dead disk can be made here: {error}")
+    options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"
+    if libc.mount(b"dead", os.fsencode(folder), b"fuse", 0, options.encode()):
+        os.close(device)
+        pytest.skip(f"no dead disk can be made here: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield folder
+    finally:
+        os.close(device)
         subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
@@ -87,3 +109,16 @@ def no_descriptors() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nothing can be opened for writing in there; where that cannot be had, the test is skipped."""
+    for words in (["--bind", str(folder), str(folder)], ["-o", "remount,ro,bind", str(folder)]):
+        done = subprocess.run(["mount", *words], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no folder can be made read-only here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)

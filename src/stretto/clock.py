@@ -54,8 +54,9 @@ class Clock:
 
     def resume(self, kept: Any, newest_s: float) -> None:
         """Go on where the last server was, by its anchor, and not before `newest_s`."""
-        if isinstance(kept, Mapping) and self._boot and kept.get("boot") == self._boot:
-            self._began_s = float(kept["began_s"])
+        began_s = kept.get("began_s") if isinstance(kept, Mapping) and kept.get("boot") == self._boot else None
+        if self._boot and isinstance(began_s, int | float):
+            self._began_s = float(began_s)
         self._began_s = max(self._began_s, newest_s - self._steady())
 
     def anchor(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _KINDS = {
 }
 _PASSING = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EIO,
-    errno.EROFS, errno.ESTALE,
+    errno.EROFS, errno.ESTALE, errno.EFBIG,
 })  # fmt: skip
 _AT_ONCE = 1 << 20
 

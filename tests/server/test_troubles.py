@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 from machine import DEADLINE_S, Machine, machine_of, play
 
+from stretto.errors import Conflict
 from stretto.jobs.model import Job
+from stretto.store import Query
 
 BESIDE = "while [ ! -e over ]; do sleep 0.02; done"
 
@@ -306,5 +308,141 @@ def test_one_whose_job_file_cannot_be_read_any_more(tmp_path: Path) -> None:
         with contextlib.closing(sqlite3.connect(tmp_path / "data" / "stretto.db")) as store, store:
             store.execute("UPDATE jobs SET job = json_set(job, '$.spec.workers', 'several') WHERE number = 1")
         await after(pid)
+
+    play(story())
+
+
+DAMAGES_OF_A_ROW = {
+    "json": ("UPDATE jobs SET job = '{\"number\": 1,' WHERE number = 1", True),
+    "no text": ("UPDATE jobs SET job = CAST(x'7b22ff00fe' AS TEXT) WHERE number = 1", True),
+    "a blob": ("UPDATE jobs SET job = x'00ff' WHERE number = 1", True),
+    "another's": ("UPDATE jobs SET job = (SELECT job FROM jobs WHERE number = 2) WHERE number = 1", True),
+    "a type": ("UPDATE jobs SET job = json_set(job, '$.workers', 'many') WHERE number = 1", True),
+    "phase": ("UPDATE jobs SET phase = 'dancing' WHERE number = 1", True),
+    "sizes": ("UPDATE jobs SET job = json_set(job, '$.min_workers', -5) WHERE number = 1", False),
+    "and its events": (
+        "UPDATE jobs SET job = '{', name = x'ff', submitted_s = 'soon', level = 'odd' WHERE number = 1;"
+        "UPDATE events SET event = '{', at_s = 'then' WHERE seq = (SELECT min(seq) FROM events WHERE job = 1)",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES_OF_A_ROW)
+def test_one_whose_row_is_damaged(tmp_path: Path, damage: str) -> None:
+    """Its events tell what it was: it goes on. Where they are damaged too it has failed, and its workers end."""
+    statements, goes = DAMAGES_OF_A_ROW[damage]
+
+    async def before() -> int:
+        async with machine_of(tmp_path, "1x4") as m:
+            job = await m.submit(BESIDE, name="spoilt")
+            job = await m.until(job, lambda job: any(worker.pid for worker in job.workers), "running")
+            await beside(m)
+            return job.workers[0].pid
+
+    async def after(pid: int) -> None:
+        async with machine_of(tmp_path, "1x4") as m:
+            if goes:
+                job = await m.until("1", lambda job: any(worker.pid == pid for worker in job.workers), "adopted")
+                assert (job.phase, job.starts) == ("running", 1)
+            else:
+                job = await m.ended("1", "failed")
+                assert "cannot be read" in job.message
+                while alive(pid):
+                    await asyncio.sleep(0.01)
+            if damage != "phase":
+                assert m.plane.loop.troubles[1].text
+                assert [kind for kind in await m.kinds(job) if kind == ("noted" if goes else "ended")]
+            assert {job.number for job in (await m.plane.jobs(Query())).items} >= {1, 2}
+            assert {recorded.job for recorded in await m.plane.events(None, 0, 1000)} >= {None, 1, 2}
+            assert await m.plane.job("1")
+            await goes_on(m, await m.plane.job("innocent"))
+            if goes:
+                await m.ended("spoilt")
+        # Its row is whole again.
+        async with machine_of(tmp_path, "1x4") as m:
+            assert not m.plane.loop.troubles
+            assert (await m.plane.job("1")).phase == ("succeeded" if goes else "failed")
+
+    async def story() -> None:
+        pid = await before()
+        damaged_store(tmp_path, statements)
+        await after(pid)
+
+    play(story())
+
+
+def damaged_store(folder: Path, statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(folder / "data" / "stretto.db")) as store, store:
+        for statement in statements.split(";"):
+            store.execute(statement)
+
+
+def test_a_row_that_is_damaged_while_the_server_runs(tmp_path: Path) -> None:
+    """What the server has in memory is written over it; nobody waits for that."""
+
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x4") as m:
+            innocent = await beside(m)
+            job = await m.submit(BESIDE, name="spoilt")
+            await m.until(job, lambda job: any(worker.pid for worker in job.workers), "running")
+            await m.plane.book.settled()
+            damaged_store(tmp_path, "UPDATE jobs SET job = '{' WHERE number = 2")
+            assert {one.number for one in (await m.plane.jobs(Query())).items} == {1, 2}
+            await goes_on(m, innocent)
+            assert (await m.ended(job)).starts == 1
+            await m.plane.book.settled()
+            assert m.plane.store.verify() == []
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "UPDATE settings SET value = '{'",
+        "UPDATE settings SET value = '[1, \"x\"]'",
+        'UPDATE settings SET value = \'{"name": 5, "boot": [], "a": {}}\'',
+        "UPDATE settings SET value = x'ff00'",
+        "UPDATE learned SET value = 'text'; UPDATE tokens SET role = 'king'",
+    ],
+)
+def test_settings_that_are_damaged(tmp_path: Path, statements: str) -> None:
+    async def before() -> None:
+        async with machine_of(tmp_path, "1x4") as m:
+            for name, value in (("drained", {"nowhere": 5.0}), ("drained_by", {"nowhere": "me"}), ("clock", {})):
+                await asyncio.wrap_future(m.plane.store.put_setting(name, value))
+            await m.plane.set_policy("srtf", {}, None, "me")
+            await beside(m)
+            await m.ended(await m.submit("true", name="learned"))
+
+    async def after() -> None:
+        async with machine_of(tmp_path, "1x4") as m:
+            await goes_on(m, await m.plane.job("innocent"))
+
+    async def story() -> None:
+        await before()
+        damaged_store(tmp_path, statements)
+        await after()
+
+    play(story())
+
+
+def test_who_asks_about_a_job_whose_end_is_not_written_yet_is_told_that_it_has_ended(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with machine_of(tmp_path, "1x1") as m:
+            job = await m.submit(BESIDE)
+            await m.until(job, lambda job: any(worker.pid for worker in job.workers), "running")
+            await m.plane.book.settled()
+            with contextlib.closing(sqlite3.connect(tmp_path / "data" / "stretto.db", isolation_level=None)) as store:
+                store.execute("BEGIN IMMEDIATE")
+                (tmp_path / "over").touch()
+                while job.number in m.plane.book.jobs:
+                    await asyncio.sleep(0.01)
+                with pytest.raises(Conflict, match="has ended"):
+                    await m.plane.wish(job.id, "suspend", "me")
+                assert (await m.plane.why(job.id)).text == "has ended"
+                store.execute("ROLLBACK")
+            await m.ended(job)
 
     play(story())

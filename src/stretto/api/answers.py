@@ -111,7 +111,7 @@ class SubmittedAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
 
 EventBody: TypeAlias = (
     SubmittedAnswer | e.Wished | e.Scaled | e.Moved | e.Launched | e.Running | e.Leaving | e.Exited | e.Resized
-    | e.Retried | e.Kept | e.Interrupted | e.Progressed | e.Stuck | e.Migrated | e.Ended | e.Noted
+    | e.Retried | e.Kept | e.Interrupted | e.Progressed | e.Stuck | e.Warned | e.Migrated | e.Ended | e.Noted
 )  # fmt: skip
 
 

@@ -90,6 +90,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A file in which every decision is written down."""
     notify_to: tuple[str, ...] = ()
     """Networks that are not public and that job files may have told of their events."""
+    reserve_mib: int | None = None
+    """Of the data directory's disk, kept for the server; None: 512 MiB, or 5 % of a smaller disk."""
     insecure: bool = False
     """It may listen where others than this machine reach it, though all that is said there can be read on the way."""
     tls: bool = False
@@ -236,6 +238,7 @@ async def _opened(
     from stretto.api.serving import address_of, bind
     from stretto.backends.local.backend import LocalBackend
     from stretto.backends.local.machine import discover
+    from stretto.server.disk import Rules as Room
     from stretto.server.plane import Plane
     from stretto.store import Store
 
@@ -261,6 +264,7 @@ async def _opened(
             policy=options.policy,
             record=Path(options.record) if options.record else None,
             notify_to=options.notify_to,
+            room=Room(reserve_mib=options.reserve_mib),
         )
         listening = bind(options.host, _port(options, plane.settings), insecure=options.insecure or bool(pin))
         with listening:
@@ -306,7 +310,8 @@ def _near(options: Options, data: Path) -> socket.socket | None:
 def _port(options: Options, settings: Mapping[str, Any]) -> int:
     if options.port is not None:
         return options.port
-    return int(settings.get("port", DEFAULT_PORT))
+    port = settings.get("port")
+    return port if isinstance(port, int) and 0 <= port < 1 << 16 else DEFAULT_PORT
 
 
 def _signals() -> asyncio.Event:

@@ -78,6 +78,9 @@ def up(
     ] = [],  # noqa: B006
     retention: Annotated[str, Parameter(help="Ended jobs are forgotten after so long.")] = "30d",
     away: Annotated[str, Parameter(help="Workers stop at a checkpoint when no server was there for so long.")] = "10m",
+    reserve: Annotated[
+        str | None, Parameter(help="Nothing is accepted with less free on its disk: 1Gi; 0Mi: never refused for that.")
+    ] = None,
     record: Annotated[
         Path | None, Parameter(help="Write every decision to this file: `stretto sim replay` plays it again.")
     ] = None,
@@ -116,6 +119,7 @@ def up(
         retention_s=words.seconds(retention),
         away_s=words.seconds(away),
         warm=warm,
+        reserve_mib=None if reserve is None else words.disk_mib(reserve),
         record=str(record.absolute()) if record else "",
     )
     if detach:

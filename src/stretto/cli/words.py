@@ -127,6 +127,16 @@ def bar(share: float, width: int) -> str:
     return ("█" * whole + (" ▏▎▍▌▋▊▉"[part] if part else "")).ljust(width)
 
 
+def disk_mib(text: str) -> int:
+    """An amount of disk as it is given to an option; 0 for none."""
+    from stretto.spec import units
+
+    try:
+        return 0 if text.rstrip("MiGB") == "0" else units.mib(text)
+    except ValueError as error:
+        raise UsageError(f"--reserve: {error}", hint="for example 512Mi or 2Gi") from None
+
+
 def mib(amount: float | None) -> str:
     if not amount:
         return "-"
@@ -220,6 +230,7 @@ _EVENTS = {
     "kept": lambda told: f"{'keeps' if told.get('keeps', True) else 'does not keep'} its progress: {told['how']}",
     "interrupted": lambda told: f"{told['text']}: {span(told['lost_s'])} of its work are lost",
     "stuck": lambda told: told["text"],
+    "warned": lambda told: told["text"],
     "migrated": lambda told: f"moved to {told['node']}, paused for {span(told.get('paused_s', 0.0))}",
     "ended": lambda told: f"{told['phase']}{_because(told.get('message', ''))}",
     "noted": _noted,

@@ -154,6 +154,12 @@ class Stuck(_Event, frozen=True, kw_only=True):
     moves: bool = False
 
 
+class Warned(_Event, frozen=True, kw_only=True):
+    """What its owner should know before it becomes the job's end."""
+
+    text: str
+
+
 class Migrated(_Event, frozen=True, kw_only=True):
     """A move was completed; what it cost the job, in seconds without a step."""
 
@@ -179,7 +185,7 @@ class Noted(_Event, frozen=True, kw_only=True):
 
 Event: TypeAlias = (
     Submitted | Wished | Scaled | Moved | Launched | Running | Leaving | Exited | Resized | Retried | Kept
-    | Interrupted | Progressed | Stuck | Migrated | Ended | Noted
+    | Interrupted | Progressed | Stuck | Warned | Migrated | Ended | Noted
 )  # fmt: skip
 
 

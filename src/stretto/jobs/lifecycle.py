@@ -48,6 +48,8 @@ def apply(job: Job | None, event: e.Event, at_s: float) -> Job:
             return _interrupted(job, lost_s, text)
         case e.Progressed():
             return _progressed(job, event)
+        case e.Warned(text=text):
+            return _with(job, message=text)
         case e.Migrated():
             return _with(job, migrations=job.migrations + 1)
         case e.Ended(phase=phase, message=message, exit_code=code):

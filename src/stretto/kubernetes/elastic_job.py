@@ -93,5 +93,9 @@ def _resources(file: JobFile, requests: Mapping[str, int], gpu_resource: str, fi
         field = "gpuType" if file.resources.gpu_type else "gpuMemory"
         findings.add(f"spec.resources.{field}", "means nothing without a GPU; ask for one, or leave it out")
         return file.resources
+    if file.resources.disk:
+        text = "is not counted on Kubernetes; limit ephemeral-storage in the template"
+        findings.add("spec.resources.disk", text)
+        return file.resources
     update = {"gpu": gpus * GPU, "cpu": cpu or None, "memory": memory or None}
     return file.resources.model_copy(update=update)

@@ -73,6 +73,8 @@ def _told(event: e.Event) -> tuple[str, str, str] | None:
             return "Warning" if lost_s else "Normal", "Interrupted", f"{text}: {lost_s:.0f} s of its work are lost"
         case e.Stuck(text=text, moves=moves):
             return "Normal" if moves else "Warning", "WorkerMoves" if moves else "WorkerStuck", text
+        case e.Warned(text=text):
+            return "Warning", "Warned", text
         case e.Ended(phase=phase, message=message):
             kind = "Warning" if phase == "failed" else "Normal"
             return kind, token(phase), message or f"has {phase}"

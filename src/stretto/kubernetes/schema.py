@@ -71,6 +71,7 @@ _DIFFERENT: dict[str, Schema] = {
     },
     "resources.cpu": {"minimum": 1, "description": 'CPU cores: 2, 500m, or "0.5" in quotes.'},
     "resources.memory": {"description": "Memory with its unit: 512Mi, 4Gi. It is the limit, too."},
+    "resources.disk": {"description": "Not counted on Kubernetes: limit ephemeral-storage in the template."},
     "service": {"description": "For a job that serves requests: it becomes a Deployment, a Service and an autoscaler."},
     "service.port": {"description": "Where its replicas listen, and clients reach it."},
     "service.replicas.min": {"description": "The fewest replicas."},

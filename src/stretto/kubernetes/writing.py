@@ -118,6 +118,8 @@ def _refuse(file: JobFile, findings: Findings) -> None:
 
 def _refuse_shares(file: JobFile, findings: Findings) -> None:
     of = file.resources
+    if of.disk:
+        findings.add("resources.disk", "is not counted on Kubernetes; limit ephemeral-storage in the pod template")
     why = "a share of a GPU, which Kubernetes does not give; ask for a whole number of what the device plugin offers"
     if of.width_milli % GPU:
         findings.add("resources.gpu", f"{of.width_milli / GPU} is {why}")

@@ -63,8 +63,9 @@ def class_of(job: Job) -> str:
     return str(job.spec.get("name") or (run if isinstance(run, str) else " ".join(run)))
 
 
-def command(file: JobFile, folder: Path, env: Mapping[str, str]) -> tuple[str, ...]:
-    """What a worker executes. `setup` comes before it, once for all workers of the job that share the folder."""
+def command(file: JobFile, folder: Path, env: Mapping[str, str] | None) -> tuple[str, ...]:
+    """What a worker executes. `setup` comes before it, once for all workers of the job that share the folder. Without
+    variables nothing is looked for: whoever starts it does that."""
     if file.setup is None:
         return argv(file.run, env)
     done = shlex.quote(str(folder / "setup.done"))
@@ -74,7 +75,7 @@ def command(file: JobFile, folder: Path, env: Mapping[str, str]) -> tuple[str, .
     return _shell(f"flock {lock} /bin/sh -ec {shlex.quote(setup)} || {failed}\n{_line(file.run)}")
 
 
-def argv(command: str | tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
+def argv(command: str | tuple[str, ...], env: Mapping[str, str] | None) -> tuple[str, ...]:
     """A program and its arguments: a line that needs no shell gets none, so that it can be a fork of a warm
     interpreter."""
     if isinstance(command, str):
@@ -82,9 +83,10 @@ def argv(command: str | tuple[str, ...], env: Mapping[str, str]) -> tuple[str, .
         if not words or words[0] in _BUILTIN:
             return _shell(command)
         command = tuple(words)
-    if command[0] in ("python", "python3") and shutil.which(command[0], path=env.get("PATH", os.defpath)) is None:
-        return (sys.executable, *command[1:])
-    return command
+    if env is None or command[0] not in ("python", "python3"):
+        return command
+    found = shutil.which(command[0], path=env.get("PATH", os.defpath))
+    return command if found is not None else (sys.executable, *command[1:])
 
 
 def _shell(line: str) -> tuple[str, ...]:

@@ -21,8 +21,8 @@ from stretto.jobs import events as e
 from stretto.jobs import lifecycle
 from stretto.jobs.model import Job, Seat
 from stretto.server.asked import request_of
-from stretto.spec.model import JobFile
-from stretto.store import Entry, Refused, Store, StoreError
+from stretto.spec.model import MOST_WORKERS, JobFile
+from stretto.store import Damaged, Entry, Refused, Store, StoreError
 from stretto.tasks import stop
 
 _AGAIN_S = 1.0
@@ -139,25 +139,44 @@ class Book:
         """Called when it can again."""
         self._lanes: dict[object, _Lane] = {}
         self._unreadable: list[tuple[Job, str]] = []
+        self._mended: list[Damaged] = []
 
-    def load(self, jobs: Sequence[Job]) -> None:
+    def load(self, jobs: Sequence[Job], damaged: Sequence[Damaged] = ()) -> None:
         for job in jobs:
-            try:
-                file = JobFile.model_validate(job.spec)
-                request = request_of(job, file)
-            except (ValueError, StrettoError) as error:
-                # Written by another version, or damaged. The others can go on.
-                self._unreadable.append((job, str(error)))
-                continue
+            self._take_over(job)
+        for one in damaged:
+            if one.whole:
+                self._mended.append(one)
+                self._take_over(one.job)
+            else:
+                self._unreadable.append((one.job, one.job.message))
+
+    def _take_over(self, job: Job) -> None:
+        try:
+            file = JobFile.model_validate(job.spec)
+            request = request_of(job, file)
+            if not 1 <= job.min_workers <= job.max_workers <= MOST_WORKERS:
+                raise ValueError(f"{job.min_workers}..{job.max_workers} workers cannot be")
+        except (ValueError, StrettoError) as error:
+            # Written by another version, or damaged. The others can go on.
+            text = f"its job file cannot be read any more: {str(error)[:_LONGEST_WHY]}"
+            self._unreadable.append((job, text))
+        else:
             self._enter(job, file, request)
 
-    def end_unreadable(self) -> None:
-        """Jobs that were loaded and cannot be understood have failed; their workers belong to nobody."""
-        unreadable, self._unreadable = self._unreadable, []
-        for job, why in unreadable:
-            text = f"its job file cannot be read any more: {why[:_LONGEST_WHY]}"
+    def end_unreadable(self) -> dict[int, str]:
+        """Jobs that were loaded and cannot be understood have failed; their workers belong to nobody. Those that were
+        made again from their events are written down anew. Which they are, by number, and why."""
+        unreadable, mended = self._unreadable, self._mended
+        self._unreadable, self._mended = [], []
+        for job, text in unreadable:
             event, now_s = e.Ended(phase="failed", message=text), self.clock()
             self._write(job.number, [Entry(now_s, event, lifecycle.apply(job, event, now_s))])
+        for one in mended:
+            if one.job.number in self.jobs:
+                text = f"its row could not be read, and was made again from its events: {one.why}"
+                self.record(one.job.number, e.Noted(what="mended", data={"why": text}))
+        return {**{one.job.number: one.why for one in mended}, **{job.number: text for job, text in unreadable}}
 
     def active(self, number: int) -> Active | None:
         return self.jobs.get(number)

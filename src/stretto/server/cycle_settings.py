@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from stretto.core import options
+from stretto.core import options, placement
 from stretto.core.cycle import LIVE, Settings
+from stretto.errors import StrettoError
 
 NAMES = ("stops_lose_work", "hysteresis", "reserve_after_s")
+
+
+_log = logging.getLogger("stretto.server")
+_FIRST: dict[str, Any] = {"name": "stretto", "options": {}, "placement": "fewest-moves"}
+
+
+class _Chosen(msgspec.Struct):
+    """A policy, as it is stored."""
+
+    name: str
+    placement: str
+    options: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+
+
+def chosen(stored: Any) -> dict[str, Any]:
+    """The policy that was stored; the first one of all, where nothing is that can be used."""
+    if stored is None:
+        return _FIRST
+    try:
+        found = msgspec.convert(stored, _Chosen)
+        placement.load(found.placement)
+        read(found.settings, LIVE)
+    except (msgspec.ValidationError, StrettoError) as error:
+        _log.error("the policy that was chosen cannot be read any more, stretto decides: %s", error)
+        return _FIRST
+    return msgspec.to_builtins(found)  # type: ignore[no-any-return]
 
 
 def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

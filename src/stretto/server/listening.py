@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -58,6 +59,8 @@ def take(folder: str, command: list[str]) -> int:
         os.close(listener)
     os.set_inheritable(INHERITED, True)
     os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+    if command[0] in ("python", "python3") and shutil.which(command[0]) is None:
+        command = [sys.executable, *command[1:]]
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -705,6 +705,12 @@ class Loop:
         for worker, exit in self._untold.pop(active.number, []):
             self._over(active, worker, exit)
 
+    def tell_of_damage(self, found: Mapping[int, str]) -> None:
+        """What was found as the store was read: these jobs are in trouble, or were, for as long as that is told."""
+        for number, text in found.items():
+            _log.warning("job %d is in trouble: %s", number, text)
+            self.troubles[number] = Trouble(text, self.clock())
+
     def _is_hindered(self, number: int) -> bool:
         trouble = self.troubles.get(number)
         return trouble is not None and trouble.until_s > self.clock()
@@ -961,6 +967,13 @@ class Loop:
                 limit = f"ran longer than its limit of {active.file.stop.after:g} s (stop.after)"
                 driver.end = End("failed", limit, polite=True)
                 self.wake(decide=False)
+
+    def end(self, number: int, why: str) -> None:
+        """It has failed, whatever it does."""
+        active, driver = self.book.active(number), self.drivers.get(number)
+        if active is not None and driver is not None and driver.end is None:
+            driver.end = End("failed", why)
+            self.wake(decide=False)
 
     def _limit_s(self, active: Active) -> float:
         """When its run time reaches its limit."""

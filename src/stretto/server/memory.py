@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from typing import Any
 
 import msgspec
@@ -43,9 +43,9 @@ class MemoryKeeper:
             _log.warning("what policy %s remembers will not outlive a restart: %s", policy.name, error)
         return math.inf
 
-    def recalled(self, kept: Mapping[str, Any] | None, policy: Policy) -> CycleState:
+    def recalled(self, kept: Any, policy: Policy) -> CycleState:
         """What was kept, if it is this policy's; nothing otherwise."""
-        if not kept or kept.get("policy") != _key(policy):
+        if not isinstance(kept, dict) or kept.get("policy") != _key(policy):
             return CycleState()
         try:
             state = codec.rich(kept.get("state"), {policy.function.__module__})

@@ -101,7 +101,7 @@ def about(job: Job, told: Callable[[float], float] = lambda at_s: at_s) -> dict[
 
 
 def _matters(event: e.Event, job: Job) -> bool:
-    if isinstance(event, (e.Ended, e.Retried, e.Wished, e.Interrupted, e.Stuck)):
+    if isinstance(event, (e.Ended, e.Retried, e.Wished, e.Interrupted, e.Stuck, e.Warned)):
         return True
     return isinstance(event, e.Launched) and len(job.workers) == 1
 

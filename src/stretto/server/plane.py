@@ -30,7 +30,7 @@ from stretto.errors import Conflict, Impossible, NotFound, StrettoError, Unavail
 from stretto.jobs import events as e
 from stretto.jobs import lifecycle
 from stretto.jobs.model import ENDED, Context, Job
-from stretto.server import asked, cycle_settings, loss
+from stretto.server import asked, cycle_settings, disk, loss
 from stretto.server import view as views
 from stretto.server.book import Active, Book
 from stretto.server.drivers import service as services
@@ -154,16 +154,17 @@ class Plane:
         environment: Mapping[str, str] | None = None,
         record: Path | None = None,
         notify_to: Iterable[str] = (),
+        room: disk.Rules | None = None,
     ) -> None:
         """`told`: what people's clocks call a moment of `clock`, `heard`: the other way round. `record`: a file in
         which every decision is written down. `notify_to`: networks that job files may have told of their events, beside
-        the public ones."""
+        the public ones. `room`: how the disk is looked after."""
         self.folder, self.store, self.backend, self.clock, self.told = folder, store, backend, clock, told
         self._loaded = store.load()
         self.book = Book(store, clock)
-        self.book.load(self._loaded.jobs)
+        self.book.load(self._loaded.jobs, self._loaded.damaged)
         settings = self._loaded.settings
-        chosen = settings.get("policy", {"name": "stretto", "options": {}, "placement": "fewest-moves"})
+        chosen = cycle_settings.chosen(settings.get("policy"))
         if policy and policy != chosen["name"]:
             chosen = {**chosen, "name": policy, "options": {}}
             store.put_setting("policy", chosen)
@@ -175,8 +176,7 @@ class Plane:
                 chosen.get("settings", {}), msgspec.structs.replace(cycle.LIVE, placement=chosen["placement"])
             ),
             quotas or {},
-            _drained(settings.get("drained", {})),
-            settings.get("drained_by", {}),
+            *_drained(settings.get("drained", {}), settings.get("drained_by", {})),
         )
         self._options: dict[str, Any] = dict(chosen["options"])
         surroundings = os.environ if environment is None else environment
@@ -192,6 +192,7 @@ class Plane:
         self._speeds = SpeedKeeper(lambda kept: store.put_setting("measured", kept), estimates, clock)
         self._speeds.recall(settings.get("measured"), self.book.jobs)
         self.loop.remembered = self._keep_memories
+        self.disk = disk.Disk(self.book, folder, room or disk.Rules(), self.loop.end, clock)
         self._next = self._loaded.next_number
         self._running: asyncio.Task[None] | None = None
         self._watches: set[Watch] = set()
@@ -215,8 +216,12 @@ class Plane:
 
     async def open(self) -> None:
         """Adopt what runs, and go on."""
-        self.book.end_unreadable()
+        damaged = self.book.end_unreadable()
         await self.loop.open()
+        self.loop.tell_of_damage(damaged)
+        await self.disk.look_for_room()
+        self.loop.spawn(self.disk.watch_room())
+        self.loop.spawn(self.disk.watch_jobs())
         self._running = asyncio.create_task(self.loop.run())
         self.backend.warm_up(asked.usual(self.loop.environment))
         self.book.note("started")
@@ -261,7 +266,7 @@ class Plane:
         """Why it cannot take jobs now; empty if it can."""
         if self._running is None or self._running.done():
             return "the scheduling loop does not run"
-        return self.book.trouble or self.loop.trouble
+        return self.book.trouble or self.loop.trouble or self.disk.trouble
 
     # Jobs in.
 
@@ -284,6 +289,8 @@ class Plane:
         return self._current(job)
 
     async def _accept(self, file: JobFile, context: Context, user: str, key: str, digest: str) -> Job:
+        if self.disk.trouble:
+            raise Unavailable(f"nothing is accepted now: {self.disk.trouble}", hint="make room on its disk")
         request = self.check(file, user)
         number = self._next
         job = self._new_job(number, file, request, context, user)
@@ -428,7 +435,7 @@ class Plane:
         cluster = self.loop.cluster
         if active is None:
             reason, target = str(job.phase), 0
-            text = f"has {_ENDED[job.phase]}" + (f": {job.message}" if job.message else "")
+            text = f"has {_ended(job)}" + (f": {job.message}" if job.message else "")
         else:
             reason, text, target = active.reason.name, active.reason.text, len(active.target)
         if active is not None:
@@ -726,7 +733,7 @@ class Plane:
         active = self._active(ref)
         if active is None:
             job = await self.job(ref)
-            raise Conflict(f"job {job.id} has {_ENDED[job.phase]}", hint="submit it again")
+            raise Conflict(f"job {job.id} has {_ended(job)}", hint="submit it again")
         return active
 
     async def _record(self, active: Active, event: e.Event) -> None:
@@ -753,6 +760,13 @@ class Plane:
 
 
 _ENDED = {"succeeded": "ended well", "failed": "failed", "cancelled": "been cancelled"}
+
+
+def _ended(job: Job) -> str:
+    """How, if that is written down already."""
+    return _ENDED.get(job.phase, "ended")
+
+
 _DONE = {"cancel": "cancelled", "suspend": "suspended", "run": "resumed"}
 
 
@@ -762,10 +776,15 @@ def _total(active: Active) -> Total:
     return active.row.prospect.total if total is None else Total(source="total")
 
 
-def _drained(stored: Any) -> dict[str, float]:
-    """As they were stored: with no end to their patience where none is given."""
-    names = stored if isinstance(stored, dict) else dict.fromkeys(stored)
-    return {name: math.inf if until_s is None else float(until_s) for name, until_s in names.items()}
+def _drained(stored: Any, by: Any) -> tuple[dict[str, float], dict[str, str]]:
+    """As they were stored: with no end to their patience where none is given; and who wanted it."""
+    try:
+        names = stored if isinstance(stored, dict) else dict.fromkeys(stored)
+        found = {str(name): math.inf if until_s is None else float(until_s) for name, until_s in names.items()}
+        return found, {str(name): str(whom) for name, whom in dict(by).items()}
+    except (TypeError, ValueError) as error:
+        _log.error("which nodes are drained cannot be read any more, and none is: %s", error)
+        return {}, {}
 
 
 def _about_newcomers(active: Active, now_s: float) -> str:

@@ -136,7 +136,8 @@ class LocalSite:
             worker=event.worker,
             node=event.seat.node,
             devices=event.seat.devices,
-            command=driver.command(event.member, env),
+            # Who starts it looks for the program: in this thread a PATH on a file system that hangs would hold up all.
+            command=driver.command(event.member, None),
             warm=driver.warm,
             cwd=asked.workdir(job, file),
             env=env,

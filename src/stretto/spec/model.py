@@ -235,6 +235,10 @@ class Resources(_Strict):
     gpu_type: Names = Field(default=(), description="Device types it can use; any if empty.")
     cpu: Cpu | None = Field(default=None, description="CPU cores.")
     memory: Memory | None = Field(default=None, description="Memory.")
+    disk: Memory | None = Field(
+        default=None,
+        description="What the whole job's folder may hold, with its logs and checkpoints; 100Gi if not given.",
+    )
 
     @model_validator(mode="after")
     def _one_share(self) -> Resources:

@@ -19,12 +19,13 @@ from stretto.store.errors import (
     StoreUnreachable,
     Taken,
 )
-from stretto.store.model import Entry, Loaded, Page, Query, Role, Token
+from stretto.store.model import Damaged, Entry, Loaded, Page, Query, Role, Token
 
 if TYPE_CHECKING:
     from stretto.store.store import Store
 
 __all__ = [
+    "Damaged",
     "Entry",
     "Loaded",
     "Page",

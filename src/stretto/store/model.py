@@ -23,11 +23,22 @@ class Entry(msgspec.Struct, frozen=True):
     """None: the event is not about a job."""
 
 
+class Damaged(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that has not ended, and whose row cannot be read."""
+
+    job: Job
+    why: str
+    whole: bool
+    """It is what its events say; otherwise only a stand-in."""
+
+
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """What a starting server needs."""
 
     jobs: list[Job]
-    """All that have not ended, by number."""
+    """All that have not ended and can be read, by number."""
+    damaged: list[Damaged] = []
+    """The others."""
     settings: dict[str, Any]
     learned: dict[str, bytes]
     next_number: int

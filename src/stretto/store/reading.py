@@ -2,41 +2,65 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Select, func, select, union_all
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select, union_all
 
 from stretto.jobs.events import Recorded
 from stretto.jobs.model import ENDED, Job, Phase
+from stretto.store import damage
 from stretto.store import schema as t
-from stretto.store.errors import StoreError
 from stretto.store.model import Loaded, Page, Query, Token
-from stretto.store.writing import decoded_job, last_number, last_seq, read_event
+from stretto.store.writing import last_number, last_seq
 
-_ACTIVE: tuple[Phase, ...] = ("queued", "running", "suspended")
-assert not ENDED & set(_ACTIVE)
+_log = logging.getLogger("stretto.store")
+
 _LAST_CHARACTER = 0x10FFFF
 
 
 def load(connection: Connection) -> Loaded:
     c = t.jobs.c
-    active = connection.execute(select(c.number, c.job).where(c.phase.in_(_ACTIVE)))
+    jobs, damaged = [], []
+    for number, text in connection.execute(select(c.number, c.job).where(_not_ended())).all():
+        try:
+            jobs.append(damage.sound(number, text))
+        except ValueError as error:
+            damaged.append(damage.found(connection, number, str(error)))
+    settings = {key: damage.setting(key, value) for key, value in connection.execute(select(t.settings))}
     return Loaded(
-        jobs=sorted((decoded_job(*row) for row in active), key=lambda job: job.number),
-        settings={key: msgspec.json.decode(value) for key, value in connection.execute(select(t.settings))},
-        learned={key: bytes(value) for key, value in connection.execute(select(t.learned))},
+        jobs=sorted((job for job in jobs if not job.ended), key=lambda job: job.number),
+        damaged=sorted((one for one in damaged if not one.job.ended), key=lambda one: one.job.number),
+        settings={key: value for key, value in settings.items() if value is not None},
+        learned={key: bytes(value) for key, value in connection.execute(select(t.learned)) if _is_blob(key, value)},
         next_number=last_number(connection) + 1,
         last_seq=last_seq(connection),
     )
 
 
+def _not_ended() -> ColumnElement[bool]:
+    """Ranges of the index between the phases of jobs that have ended, of which there are many: so a phase that is none
+    is found as well."""
+    phase, ended = t.jobs.c.phase, sorted(ENDED)
+    between = [and_(phase > low, phase < high) for low, high in itertools.pairwise(ended)]
+    return or_(phase < ended[0], *between, phase > ended[-1])
+
+
+def _is_blob(key: str, value: Any) -> bool:
+    if not isinstance(value, bytes | memoryview):
+        _log.error("what was learned of %r cannot be read", key)
+        return False
+    return True
+
+
 def setting(connection: Connection, key: str) -> Any:
     c = t.settings.c
     row = connection.execute(select(c.value).where(c.key == key)).first()
-    return None if row is None else msgspec.json.decode(row[0])
+    return None if row is None else damage.setting(key, row[0])
 
 
 def job(connection: Connection, number: int) -> Job | None:
@@ -50,7 +74,7 @@ def latest(connection: Connection, name: str) -> Job | None:
 
 def _one(connection: Connection, statement: Select[Any]) -> Job | None:
     row = connection.execute(statement).first()
-    return None if row is None else decoded_job(*row)
+    return None if row is None else damage.job(connection, *row)
 
 
 def submitted_with(connection: Connection, user: str, key: str) -> tuple[Job, str] | None:
@@ -58,14 +82,14 @@ def submitted_with(connection: Connection, user: str, key: str) -> tuple[Job, st
     found = connection.execute(
         select(j.number, j.job, s.digest).join_from(t.submissions, t.jobs).where(s.user == user, s.key == key)
     ).first()
-    return None if found is None else (decoded_job(found[0], found[1]), found[2])
+    return None if found is None else (damage.job(connection, found[0], found[1]), found[2])
 
 
 def jobs(connection: Connection, query: Query) -> Page[Job]:
     limit = max(1, query.limit)
     rows = connection.execute(listing(query, limit + 1, connection.dialect.name)).all()
-    found = [decoded_job(*row) for row in rows[:limit]]
-    return Page(found, found[-1].number if len(rows) > limit else None)
+    found = [damage.job(connection, *row) for row in rows[:limit]]
+    return Page(found, rows[limit - 1][0] if len(rows) > limit else None)
 
 
 def listing(query: Query, limit: int, dialect: str) -> Select[Any]:
@@ -143,24 +167,30 @@ def events(
         conditions.append(c.seq < before)
     order = c.seq.desc() if newest_first else c.seq.asc()
     found = select(c.seq, c.at_s, c.job, c.event).where(*conditions).order_by(order).limit(max(1, limit))
-    return [_recorded(*row) for row in connection.execute(found)]
-
-
-def _recorded(seq: int, at_s: float, number: int | None, text: str) -> Recorded:
-    try:
-        return Recorded(seq=seq, at_s=at_s, job=number, event=read_event.decode(text))
-    except msgspec.MsgspecError as error:
-        raise StoreError(f"event {seq} cannot be read: {error}", hint="was it written by a newer Stretto?") from None
+    return [
+        Recorded(seq=seq, at_s=damage.seconds(at_s), job=number, event=damage.event(seq, text))
+        for seq, at_s, number, text in connection.execute(found)
+    ]
 
 
 def tokens(connection: Connection) -> list[Token]:
     c = t.tokens.c
-    return [Token(**row._mapping) for row in connection.execute(select(t.tokens).order_by(c.created_s, c.id))]
+    rows = connection.execute(select(t.tokens).order_by(c.created_s, c.id))
+    return [token for row in rows if (token := _token(row)) is not None]
 
 
 def token_by_hash(connection: Connection, digest: str) -> Token | None:
     row = connection.execute(select(t.tokens).where(t.tokens.c.hash == digest)).first()
-    return None if row is None else Token(**row._mapping)
+    return None if row is None else _token(row)
+
+
+def _token(row: Row[Any]) -> Token | None:
+    """None: a damaged one opens nothing."""
+    try:
+        return msgspec.convert({str(name): value for name, value in row._mapping.items()}, Token)
+    except msgspec.ValidationError as error:
+        _log.error("a token cannot be read, and is taken for none: %s", error)
+        return None
 
 
 def count(connection: Connection) -> dict[str, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -135,6 +136,8 @@ class Sqlite:
         return engine
 
     def _set_up(self, connection: sqlite3.Connection, mode: str) -> None:
+        # What is no text must not keep all else from being read: whoever decodes it finds out.
+        connection.text_factory = _lenient
         connection.execute("PRAGMA foreign_keys=ON")
         if mode == "ro":
             return
@@ -161,6 +164,8 @@ class Sqlite:
             return False
         return disk.f_bavail * disk.f_frsize < 2**20
 
+
+_lenient = partial(str, encoding="utf-8", errors="surrogateescape")
 
 _RESTORE = "restore the file from a backup, or move it away to begin with an empty store"
 

@@ -18,7 +18,7 @@ from stretto.jobs.events import Event, Noted, Submitted
 from stretto.jobs.lifecycle import apply
 from stretto.jobs.model import Job
 from stretto.store import schema as t
-from stretto.store.errors import Refused, Stale, StoreError, Taken
+from stretto.store.errors import Refused, Stale, Taken
 from stretto.store.model import Entry, Token
 
 Result = TypeVar("Result", covariant=True)
@@ -58,8 +58,9 @@ class Batch:
         self, connection: Connection, next_seq: int, numbers: Iterable[int], last_event: Row | None = None
     ) -> None:
         self.connection, self.next_seq = connection, next_seq
-        self.jobs = _stored(connection, sorted(numbers))
-        """As they are now, with what this batch has changed."""
+        self.jobs, self.damaged = _stored(connection, sorted(numbers))
+        """As they are now, with what this batch has changed; and whose rows cannot be read: what is written next of
+        those, by who has them in memory, is believed."""
         self._new: dict[int, Row] = {}
         self._changed: dict[int, Row] = {}
         self._events: list[Row] = []
@@ -185,7 +186,9 @@ class Append:
                 _is_about_nothing(line)
                 continue
             number = line.job.number
-            now[number] = _follow(now.get(number) or batch.jobs.get(number), line, number)
+            before = now.get(number) or batch.jobs.get(number)
+            is_believed = before is None and number in batch.damaged and not isinstance(line.event, Submitted)
+            now[number] = line.job if is_believed else _follow(before, line, number)
         return [batch.add(line) for line in self._lines]
 
 
@@ -328,22 +331,21 @@ def _remember(connection: Connection, counter: str, value: int) -> None:
     connection.execute(insert(t.counters), {"name": counter, "value": max(known, value)})
 
 
-def _stored(connection: Connection, numbers: Sequence[int]) -> dict[int, Job]:
+def _stored(connection: Connection, numbers: Sequence[int]) -> tuple[dict[int, Job], set[int]]:
     c = t.jobs.c
     found: dict[int, Job] = {}
+    damaged: set[int] = set()
     for part in _chunks(numbers):
         for number, text in connection.execute(select(c.number, c.job).where(c.number.in_(part))):
-            found[number] = decoded_job(number, text)
-    return found
-
-
-def decoded_job(number: int, text: str) -> Job:
-    try:
-        return read_job.decode(text)
-    except msgspec.MsgspecError as error:
-        raise StoreError(
-            f"job {number} cannot be read from the store: {error}", hint="was it written by a newer Stretto?"
-        ) from None
+            try:
+                job = read_job.decode(text)
+            except ValueError:
+                job = None
+            if job is not None and job.number == number:
+                found[number] = job
+            else:
+                damaged.add(number)
+    return found, damaged
 
 
 def _chunks(numbers: Sequence[int]) -> Iterable[Sequence[int]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import json
 import os
 import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from living import alive, wait_until
 from local_world import MEANS, World, until, world
 
-from disks import cannot_write, no_descriptors
+from disks import cannot_write, dead_disk, no_descriptors, read_only
 from stretto.backends.local import containment, runs, supervisor
 from stretto.backends.local.runs import FolderInUse, serving
 from stretto.backends.protocol import Exit, LaunchError, LaunchFault
@@ -126,7 +128,7 @@ print(json.dumps({
         found = json.loads(second)
         assert found == {
             "mark": True,
-            "env": ["1", "1", "", "a"],
+            "env": ["1", "1", "", here.backend.runs.mark("a")],
             "cwd": str(here.data.parent),
             "leads": True,
             "argv": ["a.py", "--x"],
@@ -396,6 +398,71 @@ def supervisor_ticks(pid: int) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches"))
 
 
+@pytest.mark.parametrize("warm", [False, True])
+def test_launches_of_one_name_in_two_data_directories_are_two(tmp_path: Path, warm: bool) -> None:
+    """Two servers of one account, without control groups: the one whose supervisor was killed ends what is left of its
+    own launch, also as a restarted server, and nobody else's."""
+    text = "import os, signal; os.fork(); os.write(1, b'%d\\n' % os.getpid()); signal.pause()"
+    options: dict[str, Any] = {"warm": warm, "allow": MEANS["walk"]}
+    mine, theirs = tmp_path / "mine" / "data", tmp_path / "theirs" / "data"
+
+    def living(here: World, launch: str) -> list[int]:
+        return [pid for pid in map(int, here.log(launch).split()) if alive(pid)]
+
+    async def story() -> None:
+        for each in (mine, theirs):
+            each.mkdir(parents=True)
+        async with world(theirs, **options) as other:
+            async with world(mine, leave=True, **options) as here:
+                for each in (here, other):
+                    for launch in ("a", "b"):
+                        await each.script(launch, text, warm=True)
+                        await until(lambda each=each, launch=launch: len(each.log(launch).split()) == 2)
+                os.kill(here.supervisor("a"), signal.SIGKILL)
+                assert (await here.ended("a")).how == "lost"
+                assert (len(living(here, "a")), len(living(other, "a"))) == (0, 2)
+                supervisor_of_b = here.supervisor("b")
+            os.kill(supervisor_of_b, signal.SIGKILL)
+            await until(lambda: not alive(supervisor_of_b))
+            async with world(mine, ["b"], **options) as again:
+                assert (await again.ended("b")).how == "lost"
+                assert (len(living(again, "b")), len(living(other, "b"))) == (0, 2)
+            assert not other.exits("a")
+            assert not other.exits("b")
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("where", ["its folder", "its PATH"])
+def test_who_waits_for_a_file_system_that_hangs_holds_up_nobody_else(data: Path, where: str) -> None:
+    """More of them than there are threads; of one job no more than its room."""
+
+    async def story(here: World) -> None:
+        with dead_disk(data.parent / "dead") as dead:
+            about: dict[str, Any] = {"cwd": str(dead / "x")} if where == "its folder" else {"env": {"PATH": str(dead)}}
+            waiting = [
+                asyncio.create_task(here.launch(f"h{i}", "python", "x.py", job=10 + i % 16, **about)) for i in range(64)
+            ]
+            await until(lambda: _looking() == 32)
+            await here.script("a", "print('done')", job=2)
+            assert (await here.ended("a")).status == 0
+            assert _looking() == 32
+            told = await asyncio.gather(*waiting, return_exceptions=True)
+            assert {type(error) for error in told} == {LaunchFault}
+            assert all("does not answer" in str(error) for error in told)
+            # Those that still hang are waited for, and not added to.
+            with pytest.raises(LaunchFault):
+                await here.launch("again", "python", "x.py", job=10, **about)
+            assert _looking() == 32
+        await until(lambda: _looking() == 0)
+
+    in_world(data, story, patience_s=5.0)
+
+
+def _looking() -> int:
+    return sum(thread.name == "stretto-aside" for thread in threading.enumerate())
+
+
 def test_a_worker_over_its_memory_limit(data: Path) -> None:
     async def story(here: World) -> None:
         if not here.backend.means.memory:
@@ -489,6 +556,66 @@ def test_an_exit_waits_for_room(data: Path) -> None:
         assert (exit.how, exit.status) == ("exited", 3)
 
     in_world(data, story)
+
+
+def test_a_disk_that_becomes_read_only_is_borne_as_a_full_one(data: Path) -> None:
+    async def story(here: World) -> None:
+        await here.launch("a", "sh", "-c", "until [ -e go ]; do sleep 0.01; done; exit 3")
+        pid, worker = here.supervisor("a"), here.started("a")[0].pid
+        with read_only(data / "runs"):
+            with pytest.raises(LaunchFault, match="Read-only"):
+                await here.launch("b", "true")
+            (data.parent / "go").touch()
+            await until(lambda: containment.look_up(worker) is None)
+            ticks = supervisor_ticks(pid)
+            await until(lambda: supervisor_ticks(pid) > ticks + 1)
+            assert here.exits("a") == []
+        exit = await here.ended("a")
+        assert (exit.how, exit.status) == ("exited", 3)
+        await here.launch("b", "true")
+        await here.ended("b")
+
+    in_world(data, story)
+
+
+def test_the_last_words_of_a_worker_are_in_its_log_when_its_end_is_told(data: Path) -> None:
+    """However late the thread comes that writes them: it is held until the supervisor waits for it, or has ended."""
+
+    async def story(here: World) -> None:
+        await here.launch("a", "sh", "-c", "echo first; until [ -e go ]; do sleep 0.01; done; echo last")
+        await until(lambda: "first" in here.log("a"))
+        pid, worker = here.supervisor("a"), here.started("a")[0].pid
+        with held(next(int(task) for task in os.listdir(f"/proc/{pid}/task") if int(task) != pid)):
+            (data.parent / "go").touch()
+            await until(lambda: containment.look_up(worker) is None)
+            await until(lambda: waits_for_a_lock(pid) or here.exits("a") or containment.look_up(pid) is None)
+        await here.ended("a")
+        assert here.log("a") == "first\nlast\n"
+
+    in_world(data, story)
+
+
+@contextlib.contextmanager
+def held(thread: int) -> Iterator[None]:
+    """A thread of another process that does nothing meanwhile."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes, libc.ptrace.restype = [ctypes.c_long] * 4, ctypes.c_long
+    if libc.ptrace(PTRACE_SEIZE, thread, 0, 0) or libc.ptrace(PTRACE_INTERRUPT, thread, 0, 0):
+        pytest.skip(f"no thread can be held here: {os.strerror(ctypes.get_errno())}")
+    os.waitpid(thread, WALL)
+    try:
+        yield
+    finally:
+        libc.ptrace(PTRACE_DETACH, thread, 0, 0)
+
+
+PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH, WALL = 0x4206, 0x4207, 17, 0x40000000
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
+        return "futex" in file.read()
+    return False
 
 
 @pytest.mark.parametrize("warm", [False, True])

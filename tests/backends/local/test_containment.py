@@ -73,6 +73,23 @@ def test_those_without_the_mark_are_found_by_their_session_and_parents() -> None
         wait_until(lambda: marked("none", leader.pid, about.start) == [])
 
 
+def test_a_mark_without_an_owner_does_not_reach_into_the_launch_of_another_server(tmp_path: Path) -> None:
+    """Earlier versions marked a process with the name of its launch alone. Who has a living supervisor, which holds the
+    lock of its run directory, is another's; who has none is ended."""
+    name = f"x{os.getpid()}"
+    (tmp_path / name).mkdir()
+    words = f"exec 9>{tmp_path / name / 'lock'}; {containment.MARK}={name} sleep 1000 9>&- & wait"
+    with subprocess.Popen(["sh", "-c", words]) as theirs, start("exec sleep 1000", name) as left:
+        wait_until(lambda: len(containment.descendants(theirs.pid)) == 1)
+        (worker,) = containment.descendants(theirs.pid)
+        wait_until(lambda: {each.pid for each in marked(name)} == {left.pid})
+        theirs.kill()
+        theirs.wait()
+        assert {each.pid for each in marked(name)} == {left.pid, worker.pid}
+        containment.kill_all([worker])
+        left.kill()
+
+
 def test_a_process_is_only_killed_under_its_own_start_time() -> None:
     with start("sh -c 'echo $$; exec sleep 1000' & wait", "x") as leader:
         assert leader.stdout is not None

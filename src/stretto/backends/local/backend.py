@@ -22,11 +22,14 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from stretto import jobfiles
 from stretto.backends.local import containment, supervisor
@@ -34,6 +37,7 @@ from stretto.backends.local.forkserver import ForkFailed, ForkServer, ForkServer
 from stretto.backends.local.machine import Machine
 from stretto.backends.local.runs import Running, Runs, lost, own_log, spawn
 from stretto.backends.protocol import Exit, Launch, LaunchError, LaunchFault, News, Node, Started
+from stretto.tasks import aside
 
 T = TypeVar("T")
 
@@ -44,6 +48,7 @@ _LONGEST_REPORT = 1 << 16
 _TRY_AGAIN_S = 1.0
 """After the machine had no room for what must be done."""
 _THREADS = 8
+_LOOKS_OF_A_JOB, _MOST_LOOKS = 2, 256
 _PATIENCE_S, _LAST_S = 30.0, 10.0
 
 
@@ -85,10 +90,12 @@ class LocalBackend:
         preload: tuple[str, ...] = ("torch",),
         allow: Iterable[str] = containment.EVERYTHING,
         stuck_s: float = 10.0,
+        patience_s: float = 30.0,
         clock: Callable[[], float] = time.time,  # noqa: TID251
     ) -> None:
         """`machine` knows what the nodes' devices are; without it they go by number. `allow` is what of the control
-        groups may be used. A supervisor that has not obeyed a kill for `stuck_s` is killed itself."""
+        groups may be used. A supervisor that has not obeyed a kill for `stuck_s` is killed itself. A file system of the
+        user's that has not answered for `patience_s` is taken to hang."""
         self.runs = Runs(folder)
         self.means = containment.survey(self.runs.group_name, allow)
         """What can be limited here, and how launches are ended."""
@@ -97,6 +104,10 @@ class LocalBackend:
         self._away_s = away_s
         self._log_bytes = log_mib << 20
         self._stuck_s = stuck_s
+        self._patience_s = patience_s
+        self._rooms: weakref.WeakValueDictionary[int, asyncio.Semaphore] = weakref.WeakValueDictionary()
+        """By job: room for threads that look at files of its user's."""
+        self._all_room = asyncio.Semaphore(_MOST_LOOKS)
         self._clock = clock
         self._forks = ForkServers(preload=preload) if warm else None
         self._pool = ThreadPoolExecutor(_THREADS, "stretto-backend")
@@ -114,7 +125,7 @@ class LocalBackend:
             self._known[launch] = _Run(launch)
         for launch in set(found) - set(wanted):
             self._known[launch] = _Run(launch, silent=True)
-        await self._in_thread(lambda: containment.sweep(self.means, {*wanted, *found}))
+        await self._in_thread(lambda: containment.sweep(self.means, {*wanted, *found}, self.runs.owner))
         await asyncio.gather(*(self._attend(run) for run in list(self._known.values())))
 
     def warm_up(self, env: Mapping[str, str]) -> None:
@@ -179,11 +190,13 @@ class LocalBackend:
     async def _launch(self, run: _Run, launch: Launch) -> None:
         """Whatever happens, this ends with a process that is watched, an exit that is told, or a `LaunchError`."""
         try:
-            env = await self._in_thread(lambda: self._prepare(launch))
+            found = await self._looked_at(launch)
+            launch, env = found.launch, found.env
+            await self._in_thread(lambda: self._prepare(launch, env))
         except BaseException:
-            del self._known[launch.id]
+            del self._known[run.launch]
             raise
-        server, why = await self._warm_server(launch, env)
+        server, why = await self._warm_server(launch, env, found.python)
         try:
             for order in run.orders:
                 self.runs.order(launch.id, order)
@@ -216,48 +229,79 @@ class LocalBackend:
         if word.get("pid"):
             self._tell(Started(launch=run.launch, pid=word["pid"], how=how, why=why))
 
-    def _prepare(self, launch: Launch) -> dict[str, str]:
-        """In a thread: write the run directory. Everything that can be known to be wrong is found before that.
-
-        The answer is the worker's environment.
-        """
+    async def _looked_at(self, launch: Launch) -> _Found:
+        """Everything that can be known to be wrong before anything is written. The worker's environment with it."""
+        if launch.node not in {node.name for node in self._nodes}:
+            raise LaunchError(f"there is no node {launch.node!r}")
+        env = {**launch.env, **self._machine.variables(launch), containment.MARK: self.runs.mark(launch.id)}
+        if self._machine.quota_milli(launch) and not self.means.cpu:
+            # Nobody enforces it here: who can pace itself does (`stretto.runtime.pacer`).
+            env["STRETTO_CPU_SHARE"] = f"{self._machine.quota_milli(launch) / 1000:g}"
         try:
-            return self._prepared(launch)
+            return await self._beside(launch.job, lambda: _look(launch, env, self.runs.data))
+        except TimeoutError:
+            text = f"its working directory {launch.cwd}, or a folder of its PATH, does not answer"
+            raise LaunchFault(text, hint="is it on a file system that is away?") from None
+
+    async def _beside(self, job: int, work: Callable[[], T]) -> T:
+        """Where the user's own files are looked at: in a thread of its own, since their file system may hang for ever,
+        and in few of them for one job. Raises `TimeoutError`; then the thread is left to itself, and takes that job's
+        room until it comes back."""
+        loop, room, taken = asyncio.get_running_loop(), self._room_of(job), 0
+
+        def worked() -> T:
+            try:
+                return work()
+            finally:
+                with contextlib.suppress(RuntimeError):  # The loop has ended.
+                    loop.call_soon_threadsafe(_release, room, self._all_room)
+
+        async with asyncio.timeout(self._patience_s):
+            try:
+                for each in (room, self._all_room):
+                    await each.acquire()
+                    taken += 1
+            except BaseException:
+                _release(*(room, self._all_room)[:taken])
+                raise
+            return await aside(worked)
+
+    def _room_of(self, job: int) -> asyncio.Semaphore:
+        room = self._rooms.get(job)
+        if room is None:
+            room = self._rooms[job] = asyncio.Semaphore(_LOOKS_OF_A_JOB)
+        return room
+
+    def _prepare(self, launch: Launch, env: dict[str, str]) -> None:
+        """In a thread: write the run directory."""
+        try:
+            self._write(launch, env)
         except OSError as error:
             raise LaunchFault(_described(error, str(self.runs.folder))) from None
 
-    def _prepared(self, launch: Launch) -> dict[str, str]:
-        if launch.node not in {node.name for node in self._nodes}:
-            raise LaunchError(f"there is no node {launch.node!r}")
-        env = {**launch.env, **self._machine.variables(launch), containment.MARK: launch.id}
-        _check(launch, env, self.runs.data)
+    def _write(self, launch: Launch, env: dict[str, str]) -> None:
         quota_milli = self._machine.quota_milli(launch)
-        if quota_milli and not self.means.cpu:
-            # Nobody enforces it here: who can pace itself does (`stretto.runtime.pacer`).
-            env["STRETTO_CPU_SHARE"] = f"{quota_milli / 1000:g}"
         words = {
             "away_s": self._away_s,
             "log_bytes": self._log_bytes,
-            "box": containment.box(self.means, launch.id, quota_milli, launch.memory_mib),
+            "box": containment.box(self.means, launch.id, quota_milli, launch.memory_mib, mark=env[containment.MARK]),
         }
         try:
             self.runs.create(launch, env, self._machine.affinity(launch), **words)
         except ValueError as error:
             raise LaunchError(str(error)) from None
-        return env
 
-    async def _warm_server(self, launch: Launch, env: dict[str, str]) -> tuple[ForkServer | None, str]:
+    async def _warm_server(self, launch: Launch, env: dict[str, str], python: str) -> tuple[ForkServer | None, str]:
         """The server that can fork this worker, or why there is none. One that still imports is waited for: the worker
         itself would need as long."""
         if self._forks is None or not launch.warm:
             return None, "forks are switched off" if self._forks is None else "no fork was asked for"
-        python = _interpreter(launch, env)
         if not python:
             return None, f"{launch.command[0]} is no Python interpreter"
         forks = self._forks
         while True:
             try:
-                server, why = await self._in_thread(lambda: _willing(forks, python, launch, env))
+                server, why = await self._beside(launch.job, lambda: _willing(forks, python, launch, env))
             except Exception as error:
                 # Without one it only starts later.
                 _log.warning("no fork server for %s", launch.id, exc_info=error)
@@ -433,6 +477,28 @@ class LocalBackend:
             self.runs.remove(launch)
         except OSError as error:
             _log.warning("%s cannot be removed: %s", launch, error)
+
+
+class _Found(NamedTuple):
+    """What there is to know before a launch is written down."""
+
+    launch: Launch
+    env: dict[str, str]
+    python: str
+    """The interpreter that its command names; empty when it is another program."""
+
+
+def _look(launch: Launch, env: dict[str, str], data: Path) -> _Found:
+    """In a thread that may hang. A `python` that is nowhere is ours."""
+    if launch.command[:1] in (("python",), ("python3",)) and not _program(launch, env):
+        launch = msgspec.structs.replace(launch, command=(sys.executable, *launch.command[1:]))
+    _check(launch, env, data)
+    return _Found(launch, env, _interpreter(launch, env))
+
+
+def _release(*rooms: asyncio.Semaphore) -> None:
+    for room in rooms:
+        room.release()
 
 
 def _check(launch: Launch, env: dict[str, str], data: Path) -> None:

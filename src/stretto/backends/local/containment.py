@@ -21,7 +21,8 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 MARK = "STRETTO_LAUNCH"
-"""The variable that carries the launch id into every process of a launch."""
+"""The variable that carries a launch's mark into every process of it: `<launch>@<whose>`, since others on this machine
+may have launches of the same name. Marks of earlier versions end before the @."""
 
 EVERYTHING = frozenset({"cgroup.kill", "freezer", "cpu", "memory"})
 
@@ -80,7 +81,7 @@ def survey(name: str, allow: Iterable[str] = EVERYTHING, proc: str = "/proc/self
     )
 
 
-def box(means: Means, launch: str, cpu_milli: int = 0, memory_mib: int = 0) -> dict[str, Any]:
+def box(means: Means, launch: str, cpu_milli: int = 0, memory_mib: int = 0, *, mark: str = "") -> dict[str, Any]:
     """What holds one launch: plain values, to be written down before anything is started."""
     settings: dict[str, dict[str, str]] = {means.home: {}} if means.home else {}
     if cpu_milli and means.cpu:
@@ -88,7 +89,7 @@ def box(means: Means, launch: str, cpu_milli: int = 0, memory_mib: int = 0) -> d
     if memory_mib and means.memory:
         settings.setdefault(means.memory, {}).update(_memory_settings(means, memory_mib))
     return {
-        "mark": launch,
+        "mark": mark or launch,
         "ending": means.ending,
         "home": os.path.join(means.home, launch) if means.home else "",
         "memory": os.path.join(means.memory, launch) if memory_mib and means.memory else "",
@@ -96,6 +97,11 @@ def box(means: Means, launch: str, cpu_milli: int = 0, memory_mib: int = 0) -> d
         "controllers": list(means.controllers),
         "groups": [{"path": os.path.join(parent, launch), "settings": each} for parent, each in settings.items()],
     }
+
+
+def mark_of(launch: str, owner: str) -> str:
+    """What tells the processes of a launch from those of others' launches with the same name."""
+    return f"{launch}@{owner}"
 
 
 class Box:
@@ -201,7 +207,7 @@ class Box:
         self.remove()
 
 
-def sweep(means: Means, keep: Iterable[str]) -> None:
+def sweep(means: Means, keep: Iterable[str], owner: str = "") -> None:
     """End and remove what is left below our parents of launches that are not to be kept; then empty parents."""
     kept = set(keep)
     for parent in {means.home, means.cpu, means.memory} - {""}:
@@ -209,7 +215,8 @@ def sweep(means: Means, keep: Iterable[str]) -> None:
             for name in sorted(set(_folders(parent)) - kept):
                 ending = means.ending if parent == means.home else "walk"
                 path = os.path.join(parent, name)
-                words = {"mark": name, "ending": ending, "home": path if parent == means.home else "", "memory": ""}
+                home, mark = path if parent == means.home else "", mark_of(name, owner) if owner else name
+                words = {"mark": mark, "ending": ending, "home": home, "memory": ""}
                 Box({**words, "memory_mib": 0, "controllers": [], "groups": [{"path": path, "settings": {}}]}).end()
     remove_parents(means)
 
@@ -276,9 +283,30 @@ def _belonging(
         for each in table.values()
         if (session and each.session == session and each.start >= since)
         or (each.pid, each.start) in known
-        or _carries(each.pid, needle)
+        or (_carries(each.pid, needle) and ("@" in mark or not _has_supervisor(each, mark, table)))
     ]
     return [each for each in _with_descendants(found, table) if each.pid not in (1, os.getpid())]
+
+
+def _has_supervisor(process: Process, launch: str, table: dict[int, Process]) -> bool:
+    """Whether somebody attends to it: then it belongs to another launch of the same name, since ours has nobody left.
+    Told by the lock of a run directory, which its supervisor holds open as long as it lives."""
+    parent, seen = table.get(process.parent), set[int]()
+    while parent is not None and parent.pid not in seen:
+        seen.add(parent.pid)
+        if parent.pid != os.getpid() and any(path.endswith(f"/{launch}/lock") for path in _open_files(parent.pid)):
+            return True
+        parent = table.get(parent.parent)
+    return False
+
+
+def _open_files(pid: int) -> list[str]:
+    found = []
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
 
 
 def _is_unclear(process: Process) -> bool:

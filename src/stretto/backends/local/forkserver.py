@@ -41,8 +41,8 @@ from stretto import jobfiles
 from stretto.backends.local.containment import MARK
 from stretto.errors import StrettoError
 
-MARK_ROOM = 64
-"""What a fork has room for in the variable that says which launch it belongs to."""
+MARK_ROOM = 96
+"""What a fork has room for in the variable that says which launch, and whose, it belongs to."""
 
 _HOST = Path(__file__).with_name("forkhost.py")
 

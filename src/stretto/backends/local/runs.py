@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import math
 import os
@@ -23,11 +24,12 @@ import msgspec
 
 from stretto import jobfiles
 from stretto.backends.local import containment, supervisor
-from stretto.backends.local.forkserver import MARK_ROOM, limits, umask
+from stretto.backends.local.forkserver import limits, umask
 from stretto.backends.protocol import SHELL, Exit, Launch
 from stretto.errors import StrettoError
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+_LONGEST_ID = 64
 _MOST_RUNS = 1_000_000
 _LARGEST_STATUS = 255
 _LONGEST_TEXT = 10_000
@@ -62,11 +64,25 @@ class Runs:
     @property
     def group_name(self) -> str:
         """Of the control groups of this data directory: the same for everybody who opens it."""
-        return f"stretto-{hashlib.sha256(os.path.realpath(self.data).encode()).hexdigest()[:12]}"
+        return f"stretto-{self.owner[:12]}"
+
+    @functools.cached_property
+    def owner(self) -> str:
+        """Whose launches these are: by the folder itself too, as containers may share processes, but no paths."""
+        try:
+            about = os.stat(self.data)
+            place = about.st_dev, about.st_ino
+        except OSError:
+            place = 0, 0
+        return hashlib.sha256(repr((os.path.realpath(self.data), *place)).encode()).hexdigest()[:16]
+
+    def mark(self, launch: str) -> str:
+        """In the environment of each of its processes; written down with the launch, and read from there later."""
+        return containment.mark_of(launch, self.owner)
 
     def path(self, launch: str) -> Path:
         """Raises `ValueError` for what is no launch id: it might lead out of the folder."""
-        if not _ID.fullmatch(launch) or len(launch) > MARK_ROOM:
+        if not _ID.fullmatch(launch) or len(launch) > _LONGEST_ID:
             raise ValueError(f"{launch!r} is not a launch id")
         return self.folder / launch
 
@@ -94,7 +110,7 @@ class Runs:
             "command": launch.command,
             "shell": launch.command[:2] == SHELL,
             "cwd": launch.cwd,
-            "env": {**env, containment.MARK: launch.id},
+            "env": {**env, containment.MARK: words["box"]["mark"]},
             "log": launch.log,
             "grace_s": launch.grace_s,
             "affinity": affinity,

@@ -376,8 +376,9 @@ class Supervisor:
             text: bytes = jobfiles.read(os.path.join(self.folder, ORDERS), _MOST_BYTES)[self.orders_read :]
         except OSError:
             return []
+        text = text[: text.rfind(b"\n") + 1]
         self.orders_read += len(text)
-        return text.decode(errors="replace").split()
+        return [order for order in text.decode(errors="replace").split() if order in ORDERED]
 
     def _obey(self, orders: list[str]) -> None:
         self.asked = self.asked or bool(orders)

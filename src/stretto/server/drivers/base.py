@@ -142,7 +142,7 @@ class Driver(ABC):
         """Where newcomers that are started together meet; 0: they need no place. It is remembered with them."""
         return 0
 
-    def command(self, member: int, env: Mapping[str, str]) -> tuple[str, ...]:
+    def command(self, member: int, env: Mapping[str, str] | None) -> tuple[str, ...]:
         """What a worker executes."""
         return asked.command(self.active.file, self.folder, env)
 

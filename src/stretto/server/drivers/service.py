@@ -112,7 +112,7 @@ class ServiceDriver(Driver):
             return [self.service.port] * count
         return free_ports(count, {self.service.port, *(worker.member for worker in self.active.job.workers)})
 
-    def command(self, member: int, env: Mapping[str, str]) -> tuple[str, ...]:
+    def command(self, member: int, env: Mapping[str, str] | None) -> tuple[str, ...]:
         file = self.active.file
         run = _with_port(file.run, member)
         words = asked.command(file.model_copy(update={"run": run}), self.folder, env)
