@@ -46,7 +46,7 @@ class Machine:
         data.mkdir(exist_ok=True)
         clock = Clock(self.wall, self.steady)
         with serving(data):
-            async with _opened(options(data, nodes="1x2", **more), data, clock) as (app, listening, _):
+            async with _opened(options(data, nodes="1x2", **more), data, clock, "") as (app, listening, _):
                 parts: Parts = app.state.parts
                 server = HttpServer(app, listening)
                 await server.start()
