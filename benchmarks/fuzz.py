@@ -21,7 +21,6 @@ from stretto.testing.api_fuzzing import LONGEST_S, Tally, play
 
 _HISTORIES, _STEPS = 25, 15
 _MOST_MIB = 1024
-_SHOWN = 1500
 
 
 def main() -> None:
@@ -39,17 +38,15 @@ def main() -> None:
 
 
 def fuzz(server: Server, seconds: float, seed: int) -> None:
-    tally, failures, rounds = Tally(), Counter[str](), 0
+    tally, rounds = Tally(), 0
     pid, first_mib, until_s = _pid(server), 0, time.monotonic() + seconds
     while time.monotonic() < until_s:
-        try:
-            play(server.url, server.token, tally, histories=_HISTORIES, steps=_STEPS, seed=seed + rounds)
-        except Exception as error:
-            failures[_told(error)] += 1
+        play(server.url, server.token, tally, histories=_HISTORIES, steps=_STEPS, seed=seed + rounds)
         rounds += 1
         first_mib = first_mib or _mib(pid)
     log = (server.data / "server.log").read_text() if (server.data / "server.log").exists() else ""
     log += server._log.read_text()
+    failures = Counter(tally.failures)
     for text, times in failures.most_common():
         print(f"-- {times} times\n{text}\n")
     by_status = Counter[int]()
@@ -73,14 +70,10 @@ def fuzz(server: Server, seconds: float, seed: int) -> None:
         requests=tally.requests,
         linked=tally.linked,
         rounds=rounds,
+        cut_short=tally.cut_short,
         seconds=round(seconds),
         tracebacks=log.count("Traceback"),
     )
-
-
-def _told(error: BaseException) -> str:
-    parts = [str(each) for each in getattr(error, "exceptions", [error])]
-    return "\n".join(parts)[:_SHOWN]
 
 
 def _pid(server: Server) -> int:

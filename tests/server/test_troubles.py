@@ -352,6 +352,7 @@ def test_one_whose_row_is_damaged(tmp_path: Path, damage: str) -> None:
                     await asyncio.sleep(0.01)
             if damage != "phase":
                 assert m.plane.loop.troubles[1].text
+                await m.plane.book.settled()
                 assert [kind for kind in await m.kinds(job) if kind == ("noted" if goes else "ended")]
             assert {job.number for job in (await m.plane.jobs(Query())).items} >= {1, 2}
             assert {recorded.job for recorded in await m.plane.events(None, 0, 1000)} >= {None, 1, 2}

@@ -15,6 +15,7 @@ from typing import Any
 
 LONGEST_S = 30.0
 _ENDLESS = "/v1/events/stream"
+_LONGEST_FAILURE = 1500
 
 
 @dataclass
@@ -27,6 +28,9 @@ class Tally:
     """Requests that were made of the answers to others."""
     slowest_s: float = 0.0
     slowest: str = ""
+    failures: list[str] = field(default_factory=list)
+    cut_short: int = 0
+    """Times that the histories ended early: a server has a memory, and does not answer a second time as the first."""
 
     @property
     def requests(self) -> int:
@@ -34,10 +38,11 @@ class Tally:
 
 
 def play(url: str, token: str, tally: Tally, *, histories: int, steps: int, seed: int) -> None:
-    """Raises what schemathesis found."""
+    """What schemathesis finds is in the tally."""
     import schemathesis
     from hypothesis import HealthCheck, Phase, settings
     from hypothesis import seed as seeded
+    from hypothesis.errors import Flaky
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi.checks import (
         content_type_conformance,
@@ -70,18 +75,30 @@ def play(url: str, token: str, tally: Tally, *, histories: int, steps: int, seed
             return response
 
         def validate_response(self, response: Any, case: Any, **kwargs: Any) -> None:
-            case.validate_response(response, checks=checks)
+            try:
+                case.validate_response(response, checks=checks)
+            except Exception as error:
+                # Told here: played again, it need not come about again.
+                parts = getattr(error, "exceptions", [error])
+                tally.failures.append("\n".join(str(part) for part in parts)[:_LONGEST_FAILURE])
+                raise
 
-    seeded(seed)(Requests).run(
-        settings=settings(
-            max_examples=histories,
-            stateful_step_count=steps,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
+    how = settings(
+        max_examples=histories,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
+    before = len(tally.failures)
+    try:
+        seeded(seed)(Requests).run(settings=how)
+    except Flaky:
+        tally.cut_short += 1
+    except Exception:
+        if len(tally.failures) == before:
+            raise
 
 
 def _make_harmless(case: Any) -> None:
