@@ -243,3 +243,33 @@ def test_the_key_of_the_data_directory_follows_the_server(tmp_path: Path) -> Non
         assert key_of(server) != before
         with server.client() as client:
             assert client.policy().name
+
+
+@pytest.fixture(scope="module")
+def vouched(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A certificate that this machine trusts, if SSL_CERT_FILE says so."""
+    return make(tmp_path_factory.mktemp("given"), "given", more=["-addext", "subjectAltName=IP:127.0.0.1"])
+
+
+def test_a_certificate_that_is_vouched_for_needs_no_pin(
+    tmp_path: Path, elsewhere: dict[str, str], vouched: Pair, other: Pair
+) -> None:
+    trusting = {**elsewhere, "SSL_CERT_FILE": str(vouched.certificate)}
+    with running(tmp_path, "--tls-cert", str(vouched.certificate), "--tls-key", str(vouched.key)) as server:
+        token = (server.data / "token").read_text().strip()
+        trusting["STRETTO_TOKEN"] = elsewhere["STRETTO_TOKEN"] = token
+        assert stretto(trusting, "ps", "--server", server.url).returncode == 0
+        done = stretto(trusting, "login", server.url)
+        assert (done.returncode, pinned.key_of(server.url)) == (0, "")
+        assert "nothing is pinned" in done.stdout
+        assert stretto(elsewhere, "ps", "--server", server.url).returncode == WrongKey.exit_code
+        # The local command line has the key from the data directory.
+        assert server.stretto("ps").returncode == 0
+        # It may be pinned all the same, and then no signature counts more.
+        assert stretto(trusting, "login", server.url, "--fingerprint", vouched.pin).returncode == 0
+        assert pinned.key_of(server.url) == vouched.pin
+        assert stretto(elsewhere, "ps", "--server", server.url).returncode == 0
+        pinned.keep(server.url, other.pin)
+        done = stretto(trusting, "ps", "--server", server.url)
+        assert done.returncode == WrongKey.exit_code
+        assert other.pin in done.stderr

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -167,23 +168,32 @@ def test_a_server_that_answers_in_another_way_is_no_end_for_who_was_welcome() ->
             while not refusing.is_set():
                 connection.recv()
 
-    server = serve(greet, "127.0.0.1", 0, process_request=look)
+    with answering(greet, process_request=look) as port:
+        member = Member("w", "i", "secret", "h:1")
+        channel = Channel(f"ws://127.0.0.1:{port}", member)
+        channel.open(PATIENCE_S)
+        assert came.acquire(timeout=PATIENCE_S)
+        refusing.set()
+        channel.send(Ready())
+        for _ in range(2):
+            assert refused.acquire(timeout=PATIENCE_S), "it comes again"
+        assert member.out is None
+        refusing.clear()
+        assert came.acquire(timeout=PATIENCE_S)
+        channel.close()
+
+
+@contextmanager
+def answering(greet: Callable[[ServerConnection], None], **how: Any) -> Iterator[int]:
+    """Its port."""
+    server = serve(greet, "127.0.0.1", 0, **how)
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
-    member = Member("w", "i", "secret", "h:1")
-    channel = Channel(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", member)
-    channel.open(PATIENCE_S)
-    assert came.acquire(timeout=PATIENCE_S)
-    refusing.set()
-    channel.send(Ready())
-    for _ in range(2):
-        assert refused.acquire(timeout=PATIENCE_S), "it comes again"
-    assert member.out is None
-    refusing.clear()
-    assert came.acquire(timeout=PATIENCE_S)
-    channel.close()
-    server.shutdown()
-    serving.join()
+    try:
+        yield server.socket.getsockname()[1]
+    finally:
+        server.shutdown()
+        serving.join()
 
 
 @needs_openssl
@@ -217,15 +227,11 @@ def test_the_key_moves_with_the_coordinator(tmp_path: Path) -> None:
             connection.send(encode(Welcome(generation=0, loops_done=0, heartbeat_s=1.0, lease_s=60.0)))
             connection.recv()
 
-    server = serve(greet, "127.0.0.1", 0, ssl=context)
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    url = f"wss://127.0.0.1:{server.socket.getsockname()[1]}"
-    notice.write_text(f"{url}#{new.pin}")
-    member = Member("w", "i", "secret", "h:1")
-    channel = Channel(f"{url}#{old.pin}", member, notice)
-    channel.open(PATIENCE_S)
-    assert member.welcome is not None
-    channel.close()
-    server.shutdown()
-    serving.join()
+    with answering(greet, ssl=context) as port:
+        url = f"wss://127.0.0.1:{port}"
+        notice.write_text(f"{url}#{new.pin}")
+        member = Member("w", "i", "secret", "h:1")
+        channel = Channel(f"{url}#{old.pin}", member, notice)
+        channel.open(PATIENCE_S)
+        assert member.welcome is not None
+        channel.close()
