@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")
 NOT_FOR_SCRIPTS = (
     "forget_parent",
-    "exits",
+    "ends_with_thread",
     "finish",
     "close",
     "be_between",

@@ -42,7 +42,7 @@ def by_hand(folder: Path, warm: ForkServer, case: str) -> tuple[int | None, str]
 
 @pytest.mark.parametrize("case", _ways("ENDS"))
 def test_an_end_inside_a_loop_is_an_error(tmp_path: Path, warm: ForkServer, case: str) -> None:
-    step = {"in_front": 1, "attempted": 7}.get(case, 8)
+    step = {"in_front": 1, "left_alone": 7}.get(case, 8)
     status, said = by_hand(tmp_path, warm, case)
     assert status == 1, said
     assert f"the script ended inside its loop, at step {step} of 20" in said

@@ -195,3 +195,61 @@ def test_who_leaves_its_loop_before_it_is_a_member_does_not_come_to_what_follows
         assert "the script left its loop by break in its first batch, which counted for nothing" in newcomer.text()
         assert harness.wait_over()["event"] == "done", harness.describe()
     assert set(found(tmp_path)) == {"w0"}
+
+
+def test_a_backward_pass_that_failed_is_not_left_out_on_one_worker(tmp_path: Path, warm: ForkServer) -> None:
+    """Alone nothing is wrong with it; in passes the others would count for the whole step."""
+    assert by_hand(tmp_path / "hand", "a_failed_backward").returncode == 0
+    error = "step 11: the script went on after a backward pass that had failed"
+    assert error in by_hand(tmp_path / "passes", "a_failed_backward_in_passes").stderr
+    with start(tmp_path / "job", warm, 2, "a_failed_backward", min_workers=2) as harness:
+        end = harness.wait_over()
+        assert end["event"] == "failed"
+        assert error in end["reason"]
+
+
+def grown(harness: Harness, to: int) -> None:
+    harness.wait_members(2)
+    harness.wait_applied(5)
+    harness.want(to)
+
+
+def test_parameters_without_elements_travel(tmp_path: Path, warm: ForkServer) -> None:
+    with start(tmp_path, warm, 2, "without_elements") as harness:
+        grown(harness, 3)
+        assert harness.wait_over()["event"] == "done", harness.describe()
+    assert set(found(tmp_path)) == {"w0", "w1", "w2"}
+
+
+@pytest.mark.parametrize("case", ["trained_in_a_thread", "cleaned_up"])
+def test_who_leaves_is_no_leader(tmp_path: Path, warm: ForkServer, case: str) -> None:
+    with start(tmp_path, warm, 2, case) as harness:
+        grown(harness, 1)
+        assert harness.wait_over()["event"] == "done", harness.describe()
+    each = found(tmp_path)
+    assert len(each) == (1 if case == "trained_in_a_thread" else 2)
+    assert [one["steps"] for one in each.values() if one["leader"]] == [160]
+
+
+def test_what_goes_wrong_in_a_first_batch_is_told(tmp_path: Path, warm: ForkServer) -> None:
+    with start(tmp_path, warm, 2, "failing_at_first_sight") as harness:
+        grown(harness, 3)
+        harness.wait(lambda: "w2" in {one.name for one in harness.workers if not one.running}, "its end")
+        said = harness.worker("w2").text()
+        assert "MemoryError: no room for the model" in said
+        assert "by break" not in said
+
+
+def test_an_error_counts_whoever_is_told_of_it(tmp_path: Path, warm: ForkServer) -> None:
+    with start(tmp_path, warm, 2, "a_hook_of_its_own", min_workers=2) as harness:
+        end = harness.wait_over()
+        assert end["event"] == "failed", harness.describe()
+        assert "ValueError: the data is odd" in end["reason"]
+
+
+def test_newcomers_prove_all_that_is_trained(tmp_path: Path, warm: ForkServer) -> None:
+    with start(tmp_path, warm, 2, "a_count_of_a_head") as harness:
+        grown(harness, 3)
+        end = harness.wait_over()
+        assert end["event"] == "failed", harness.describe()
+        assert "finds other gradients" in end["reason"]

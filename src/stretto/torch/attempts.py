@@ -81,6 +81,10 @@ class Attempts:
         self._driven, self.on = chosen, True
         try:
             return self._until_applied(chosen, act, inside)
+        except BaseException:
+            # As by any exception in the body of a loop.
+            self._leave()
+            raise
         finally:
             self.on = False
 

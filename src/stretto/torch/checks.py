@@ -300,6 +300,15 @@ def went_on_without_backward(step: int, who: str) -> TrainingError:
     return TrainingError(f"step {step}: {who} went on without a backward pass", hint=_ALIKE)
 
 
+def backward_failed(step: int) -> TrainingError:
+    return TrainingError(
+        f"step {step}: the script went on after a backward pass that had failed; what others have of it cannot be "
+        "taken back",
+        hint="let the error end the script; or find out before backward() whether the batch can be done, and leave it "
+        "out on all workers (job.all_reduce)",
+    )
+
+
 def no_step_in_last_pass(step: int) -> TrainingError:
     return TrainingError(
         f"step {step}: the last pass of an accumulated step called no optimizer's step()",

@@ -12,16 +12,37 @@ import dis
 import gc
 import os
 import sys
+import sysconfig
 import threading
+from collections.abc import Callable
+from enum import Enum
 from inspect import CO_GENERATOR
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_TAKES_AWAY = ("POP_", "END_", "RETURN", "STORE_", "DELETE_")
+_PLACES = ("FAST", "NAME", "GLOBAL", "DEREF")
+_TAKES_AWAY = (
+    "POP_TOP",
+    "POP_ITER",
+    "END_",
+    "RETURN",
+    *(f"{act}_{place}" for act in ("STORE", "DELETE") for place in _PLACES),
+)
 """How the names of instructions begin that let go of a loop without an exception."""
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_OWN_REFERENCES = 3
+"""To `sys.exit` when nobody has kept it: a variable of ours, the call that counts, the interpreter."""
 _WAITS = ("YIELD_VALUE", "RESUME")
 """Where a generator is that somebody else goes through."""
+
+
+class Departure(Enum):
+    """How a script goes out of a loop."""
+
+    BREAK = "by its own way"
+    ERROR = "by an exception"
+    EXIT = "by SystemExit"
 
 
 class Departures:
@@ -34,17 +55,18 @@ class Departures:
         """At the end of a process without an error: whether its script did not come to its own end."""
         return self._script is not None and not _at(self._script).startswith("RETURN")
 
-    def by_exit(self) -> bool:
+    def departure(self) -> Departure:
         """Asked while a loop is let go of."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and (_is_ours(frame) or _is_closed(frame)):
             frame = frame.f_back
         if frame is None:
             # It was let go of with the script.
-            return self.ended_by_exit()
+            return Departure.EXIT if self.ended_by_exit() else Departure.BREAK
         if _at(frame).startswith(_TAKES_AWAY):
-            return False
-        return any(issubclass(type(one), SystemExit) for one in gc.get_objects())
+            return Departure.BREAK
+        exits = any(issubclass(type(one), SystemExit) for one in gc.get_objects())
+        return Departure.EXIT if exits else Departure.ERROR
 
 
 def make_exits_seen() -> None:
@@ -57,9 +79,30 @@ def make_exits_seen() -> None:
         if isinstance(module, ModuleType):
             # A module that is read when it is first used must not be read for this.
             names = ModuleType.__getattribute__(module, "__dict__")
-            every = names if names.get("__name__") == "__main__" else ("exit",)
+            every = names if _is_a_users(names) else ("exit",)
             for name in [name for name in every if names.get(name) is plain]:
                 names[name] = _exit
+    if sys.getrefcount(plain) > _OWN_REFERENCES:
+        _replace_everywhere(plain)
+
+
+def _replace_everywhere(plain: Callable[..., Any]) -> None:
+    """Somebody has kept it: in a table, an object, or as what a function does if nothing else is said."""
+    for holder in gc.get_referrers(plain):
+        if isinstance(holder, dict):
+            holder.update({key: _exit for key, value in holder.items() if value is plain})
+        elif isinstance(holder, list):
+            holder[:] = [_exit if value is plain else value for value in holder]
+        elif isinstance(holder, tuple):
+            for function in gc.get_referrers(holder):
+                if isinstance(function, FunctionType) and function.__defaults__ is holder:
+                    function.__defaults__ = tuple(_exit if value is plain else value for value in holder)
+
+
+def _is_a_users(names: dict[str, Any]) -> bool:
+    """The names of a module that was not installed."""
+    place = names.get("__file__")
+    return not isinstance(place, str) or not place.startswith(_INSTALLED)
 
 
 def _exit(status: Any = None, /) -> NoReturn:

@@ -40,7 +40,7 @@ from stretto.torch.checks import TrainingError
 from stretto.torch.collectives import Collectives
 from stretto.torch.data import Batch, Part, Reader, Turn, TurnReader
 from stretto.torch.deeds import Asked, Deeds
-from stretto.torch.departures import Departures
+from stretto.torch.departures import Departure, Departures
 from stretto.torch.flags import Flags
 from stretto.torch.frozen import Frozen
 from stretto.torch.gate import Gate
@@ -123,13 +123,15 @@ class Job:
         """Whether the script is out of its body, and may come back."""
         self._departures = Departures()
         self._exits = False
-        """Whether the script left its body by its end, or that of its thread."""
+        """Whether the script left its body by an exit."""
+        self._died = False
+        """Whether the thread that went through the loop has ended in it."""
         self._passed = False
         self._reduced: list[int] = []
         self._thread = 0
         """That goes through the loop under way."""
-        self._left_by = 0
-        """The thread that left it early."""
+        self._left_by: threading.Thread | None = None
+        """The thread that left it by an exception."""
         self._deeds = Deeds(self)
         self._left = False
         """The script has left the loop under way, by `break`."""
@@ -180,14 +182,16 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """-1 as long as this worker is no member: on its way to the loop that the others are in."""
+        """-1 as long as this worker is no member: on its way to the loop that the others are in, or told to leave."""
         if self.world is None:
             return 0
-        return self.world.rank if self.generation else -1
+        return self.world.rank if self.generation and not self.world.closed else -1
 
     @property
     def leader(self) -> bool:
         """Whether this worker does what one does for all; said before the first batch, too. See `on_leader`."""
+        if self.world is not None and self.world.closed:
+            return False
         if self.world is None or self.generation:
             return self.rank == 0
         welcome = self.world.member.welcome
@@ -579,7 +583,8 @@ class Job:
         unless it calls what is for others than its body."""
         if self._asked_loop is None or self._asked_loop() is not loop or not (self._inside and self._in_body):
             return
-        self._in_body, self._paused, self._exits = False, True, self._departures.by_exit()
+        self._in_body, self._paused = False, True
+        self._note_departure()
         self.collectives.end()
         if self.reducer is not None and self.reducer.failed is not None:
             # What the script does next must not be done with what others have one step more of.
@@ -632,7 +637,7 @@ class Job:
             for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
                 self._feed(number, part, weight, first=i == 0, last=i == len(parts) - 1)
                 batch.last = i == len(parts) - 1
-                self._in_body, self._exits, self._thread = True, False, threading.get_ident()
+                self._in_body, self._exits, self._died, self._thread = True, False, False, threading.get_ident()
                 looks = not batch.last and (self._watched <= _WATCHED or (i == 0 and self._looks.due()))
                 before = self._looks.timed(self._sums) if looks else None
                 try:
@@ -640,7 +645,8 @@ class Job:
                 except GeneratorExit:
                     # Python may be late to let go of it: then the script is in another loop already, or past this one.
                     if self._loops == number + 1 and self._inside:
-                        self._exits = self._exits or (self._in_body and self._departures.by_exit())
+                        if self._in_body:
+                            self._note_departure()
                         self._leave_early()
                     raise
                 finally:
@@ -776,6 +782,10 @@ class Job:
             self._leave_behind(self.holder.loop)
             return
         error = checks.left_in_rehearsal()
+        if self._departures.departure() is not Departure.BREAK:
+            # What went wrong is told by itself. If the script catches it, it must not go on all the same.
+            self._failed_in_break = error
+            return
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         self.close(Bye(reason="error", text=f"{type(error).__name__}: {error}"))
         # Nobody hears of an error that is raised while a generator ends.
@@ -978,6 +988,7 @@ class Job:
 
     def _begin_pass(self, part: Part, share: float, *, first: bool, last: bool, phase: int = 0) -> None:
         """A pass through the body, or (from 1 on) of a phase."""
+        self._check_whole(self.reducer)
         self.gate.begin(first=first, last=last)
         self._writes = -1
         if self.passes is not None:
@@ -1030,6 +1041,7 @@ class Job:
         assert reducer is not None
         self._settled = None
         alone = world is None or world.size == 1
+        self._check_whole(reducer)
         if isinstance(reducer, Reducer) and reducer.withholds:
             raise checks.went_on_without_backward(self.cursor.step, "the last pass of this worker")
         if not alone and not reducer.rounds and reducer.failed is None:
@@ -1210,6 +1222,14 @@ class Job:
             group.abort("a body without a backward pass")
             raise checks.went_on_without_backward(self.cursor.step, "this worker")
 
+    def _check_whole(self, reducer: Reducer | VirtualReducer | None) -> None:
+        """Between passes: a backward pass that ended with an exception has left its sum half done. Alone, with whole
+        batches, nothing depends on it."""
+        if isinstance(reducer, Reducer) and reducer.interrupted and reducer.failed is None:
+            if self.size > 1 or (self._plan is not None and self._plan.in_passes):
+                raise checks.backward_failed(self.cursor.step)
+            reducer.forget_interrupted()
+
     def _check_stepped(self) -> None:
         if self.holder.optimizers and not self.gate.asked and self.gate.arrived():
             raise checks.no_step_in_last_pass(self.cursor.step)
@@ -1345,7 +1365,7 @@ class Job:
 
     def _leave(self) -> None:
         """The script goes out of its loop."""
-        self._left_by, self._thread = self._thread, 0
+        self._thread = 0
         self._frozen.watch((), self.holder.trained)
         if self._plan is not None:
             chance.end_loop(self._plan.loop.seed, self.cursor.loop, self.device)
@@ -1423,18 +1443,27 @@ class Job:
         if self.world is not None:
             self.world.forget()
 
-    def thread_died(self, thread: int) -> None:
-        """Of what nobody caught, or by an exit, which ends a thread only."""
-        if self._inside and thread in (self._thread, self._left_by):
-            self._exits = True
+    def _note_departure(self) -> None:
+        """How the script leaves its body."""
+        how = self._departures.departure()
+        self._left_by = threading.current_thread() if how is not Departure.BREAK else None
+        self._exits = how is Departure.EXIT
+
+    def ends_with_thread(self, thread: threading.Thread) -> None:
+        """One has ended by what nobody caught, or by an exit, which ends a thread only."""
+        if self._inside and (thread is self._left_by or (self._in_body and thread.ident == self._thread)):
+            self._died = True
 
     def finish(self) -> None:
         """The script has ended by itself: well, unless a loop was under way."""
         goes_on = self.world is None or not self.world.closed
         if goes_on:
             self._leave_paused()
-        exits = self._exits or (self._in_body and self._departures.ended_by_exit())
-        if self._inside and exits and self._plan is not None and goes_on:
+        more = self._plan is not None and self._plan.loop.has(self.cursor.step + 1)
+        exits = self._departures.ended_by_exit() and (self._exits or (self._in_body and more))
+        # A thread that nobody waits for ends with the script.
+        exits |= self._in_body and more and self._thread not in (0, threading.get_ident())
+        if self._inside and (exits or self._died) and self._plan is not None and goes_on:
             raise checks.ended_inside(self.cursor.step, self._plan.loop.total_steps)
         if self._in_body and goes_on:
             # It took its batches one by one, and did not ask for another.

@@ -84,6 +84,7 @@ def _end_with_a_word(job: Job) -> None:
     before, before_in_threads = sys.excepthook, threading.excepthook
     failed = threading.Event()
     process = os.getpid()
+    known = getattr(sys, "last_value", None)
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, StopIteration) and job._passed_over:
@@ -99,10 +100,14 @@ def _end_with_a_word(job: Job) -> None:
     def in_threads(end: threading.ExceptHookArgs) -> None:
         before_in_threads(end)
         if end.thread is not None and os.getpid() == process:
-            job.thread_died(end.thread.ident or 0)
+            job.ends_with_thread(end.thread)
 
     def finish() -> None:
         if failed.is_set() or os.getpid() != process:
+            return
+        if (error := getattr(sys, "last_value", None)) is not None and error is not known:
+            # The script has a hook of its own.
+            job.close(Bye(reason="error", text="".join(traceback.format_exception(error))))
             return
         try:
             job.finish()

@@ -14,6 +14,8 @@ script's own (an environment that plays on), nor in bitwise mode.
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,8 +27,10 @@ from stretto.torch.groups import Group
 from stretto.torch.net import OWN
 from stretto.torch.packing import pack, unpack
 
-_PARAMETERS, _VALUES = 16, 512
-"""Of so many parameters so many values are looked at."""
+_PARAMETERS, _VALUES, _ALL_VALUES = 4096, 512, 1 << 16
+"""Of so many parameters at most so many values each are looked at, and about so many of all."""
+_OF_ALL = 1e-2
+"""A parameter's gradient may be off by rounding of at least this part of the norm of all gradients."""
 _EXACT = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4}
 _ROUNDINGS = 10.0
 _LOOSE = 2e-2
@@ -47,16 +51,21 @@ class Proof:
 
     def __init__(self, models: Iterable[nn.Module], parameters: Sequence[Tensor]) -> None:
         """Nothing is looked at where neither is given."""
-        every = max(1, len(parameters) // _PARAMETERS)
-        self._looked_at = list(parameters)[::every][:_PARAMETERS]
+        trained = [one for one in parameters if one.requires_grad and one.numel()]
+        # Those at the end are the heads of models.
+        self._looked_at = trained[:: max(1, -(-len(trained) // _PARAMETERS))] + trained[-1:]
+        self._values = max(16, min(_VALUES, _ALL_VALUES // max(1, len(self._looked_at))))
         self._found: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
         self.valid = True
         """Whether the body depends on nothing but these samples and what is alike on all workers."""
         for place, parameter in enumerate(self._looked_at):
-            if parameter.requires_grad:
-                self._hooks.append(parameter.register_hook(self._hook(place)))  # type: ignore[no-untyped-call]
-        for module in (module for model in models for module in model.modules() if isinstance(module, OWN)):
+            self._hooks.append(parameter.register_hook(self._hook(place)))  # type: ignore[no-untyped-call]
+        own = [module for model in models for module in model.modules() if isinstance(module, OWN)]
+        if own and _compiles():
+            # What was compiled calls no hooks that came later.
+            self.valid = False
+        for module in own:
             self._hooks.append(module.register_forward_pre_hook(self._runs))
 
     def _runs(self, module: nn.Module, _: Any) -> None:
@@ -72,7 +81,10 @@ class Proof:
         def look(gradient: Tensor) -> None:
             if gradient.layout != torch.strided:
                 return
-            some = gradient.detach().reshape(-1)[:_VALUES].to("cpu", torch.complex128, copy=True)
+            flat = gradient.detach().reshape(-1)
+            # From everywhere, and all of them together.
+            some = torch.cat([flat[:: max(1, flat.numel() // self._values)][: self._values], flat.sum().reshape(1)])
+            some = some.to("cpu", torch.complex128, copy=True)
             before = self._found.get(place)
             self._found[place] = some if before is None else before + some
 
@@ -107,6 +119,12 @@ class Proof:
         return _LOOSE if parameter.is_cuda else _EXACT.get(parameter.dtype, _LOOSE)
 
 
+def _compiles() -> bool:
+    """Whether anything in this process was compiled by torch.compile."""
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    return bool(getattr(dynamo, "FRAME_COUNTER", 0))
+
+
 class _Told(NamedTuple):
     kind: str
     within: float
@@ -125,14 +143,16 @@ def _largest(values: Iterable[Tensor]) -> float:
 
 
 def _apart(one: dict[int, Tensor], other: dict[int, Tensor]) -> float:
-    """By norm; what only one of them has a gradient for counts as zero in the other."""
-    norm = squares = 0.0
+    """By norm, of the parameter where it is most: small ones would not be seen in the sum of all. What only one of them
+    has a gradient for counts as zero in the other."""
+    norms, differences = [], []
     for place in one.keys() | other.keys():
         a, b = one.get(place), other.get(place)
         a = torch.zeros_like(b) if a is None and b is not None else a
         b = torch.zeros_like(a) if b is None and a is not None else b
         assert a is not None
         assert b is not None
-        norm += max(float(a.abs().square().sum()), float(b.abs().square().sum()))
-        squares += float((a - b).abs().square().sum())
-    return (squares / norm) ** 0.5 if norm else 0.0
+        norms.append(max(float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))))
+        differences.append(float(torch.linalg.vector_norm(a - b)))
+    least = _OF_ALL * math.hypot(*norms)
+    return max((much / max(norm, least) for much, norm in zip(differences, norms, strict=True) if much), default=0.0)

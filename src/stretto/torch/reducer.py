@@ -85,6 +85,8 @@ class Reducer:
         self._aside: dict[int, torch.Tensor] = {}
         self._trained: list[torch.nn.Parameter] = []
         self._in_round = False
+        self._backward = -1
+        """Which backward pass it is."""
         self._next = 0
         self._pending: list[Pending] = []
         self._hooks: list[Any] = []
@@ -182,6 +184,15 @@ class Reducer:
         sent = self._in_round and self._next == len(self._buckets) and bool(self._pending)
         landed = self._landed
         return sent or (landed is not None and not landed.query())  # type: ignore[no-untyped-call]
+
+    @property
+    def interrupted(self) -> bool:
+        """Asked outside of backward passes: whether the last one ended with an exception."""
+        return self._in_round
+
+    def forget_interrupted(self) -> None:
+        """It was alone: nobody waits for the rest."""
+        self._reset()
 
     @property
     def withholds(self) -> bool:
@@ -290,7 +301,7 @@ class Reducer:
     # A round: one backward pass.
 
     def _begin(self) -> None:
-        self._in_round = True
+        self._in_round, self._backward = True, _backward_under_way()
         self.backwards += 1
         self.began()
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
@@ -307,6 +318,11 @@ class Reducer:
     def _again(self, index: int, bucket: _Bucket) -> None:
         """A gradient that came twice in one pass: no harm before it was put into its bucket."""
         summed = not self._accumulating and self._group is not None
+        if _backward_under_way() != self._backward:
+            raise UsageError(
+                "a backward pass failed, and the script called backward() again in the same batch",
+                hint="let the error end the script; or do smaller batches from the start (size=, per_worker=)",
+            )
         if summed and (bucket in self._buckets[: self._next] or self._trained[index].numel() >= LARGE):
             raise UsageError(
                 "a parameter got a second gradient in one backward pass, after its sum had begun",
@@ -444,6 +460,12 @@ class Reducer:
             self._group.abort("a backward pass was interrupted")
             self._abandon()
         self._reset()
+
+
+def _backward_under_way() -> int:
+    """Its number; -1 outside of one."""
+    number: int = torch._C._current_graph_task_id()
+    return number
 
 
 class _Bucket:

@@ -270,7 +270,7 @@ def put_gradients(parameters: Sequence[Tensor], gradients: Sequence[Tensor | int
 
 def _zeros_like(given: Tensor) -> Tensor:
     """Most scripts throw it away at once: so it costs nothing before anybody reads it."""
-    if given.device.type != "cpu" or not given.is_contiguous():
+    if given.device.type != "cpu" or not given.is_contiguous() or not given.numel():
         return torch.zeros_like(given)
     memory = torch.from_numpy(np.zeros(given.nbytes, np.uint8))
     return memory.view(given.dtype).view(given.shape)

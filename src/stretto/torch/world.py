@@ -489,6 +489,10 @@ class World:
     def go(self) -> NoReturn:
         """End from inside the loop: nobody needs this worker any more."""
         self.close(Bye(reason="left"))
+        if threading.current_thread() is not threading.main_thread():
+            # An exit would end this thread only, and the script would go on as if it had trained to the end.
+            sys.stdout.flush()
+            os._exit(0)
         threading.Thread(target=_end_hard, name="stretto-leaves", daemon=True).start()
         raise SystemExit(0)
 

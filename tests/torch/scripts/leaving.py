@@ -34,6 +34,13 @@ job, train = _job()
 data = torch.utils.data.TensorDataset(torch.arange(360, dtype=torch.float64).reshape(120, 3), torch.zeros(120))
 
 
+class Enough(Exception):
+    pass
+
+
+trainer: Any = None
+
+
 def loop() -> Any:
     return job.batches(data, size=24, epochs=4)
 
@@ -154,14 +161,81 @@ def failing_in_a_thread() -> None:
     thread.join()
 
 
+class Stopping:
+    """Made before the job was joined."""
+
+    def __init__(self, on_stop: Callable[[int], Any] = sys.exit) -> None:
+        self.on_stop = on_stop
+
+
+ACTIONS = {"stop": sys.exit}
+
+
+def kept() -> None:
+    ends(lambda: Stopping().on_stop(0), loop())
+
+
+def in_a_table() -> None:
+    ends(lambda: ACTIONS["stop"](0), loop())
+
+
+class Trap:
+    """That ends the script when it is written to, or asked."""
+
+    def __setitem__(self, key: int, value: float) -> None:
+        raise SystemExit(0)
+
+    def __setattr__(self, name: str, value: float) -> None:
+        raise SystemExit(0)
+
+    def __bool__(self) -> bool:
+        raise SystemExit(0)
+
+
+def set_by_key() -> None:
+    log = Trap()
+    for batch in loop():
+        train(batch)
+        if batch.step == 7:
+            log[7] = 1.0
+
+
+def set_by_name() -> None:
+    log = Trap()
+    for batch in loop():
+        train(batch)
+        if batch.step == 7:
+            log.best = 1.0
+
+
+def asked() -> None:
+    trap = Trap()
+    for batch in loop():
+        train(batch)
+        if batch.step == 7 and trap:
+            print("never")
+
+
+def left_alone() -> None:
+    """A thread that nobody waits for."""
+    reached = threading.Event()
+
+    def go() -> None:
+        for batch in loop():
+            train(batch)
+            if batch.step == 7:
+                reached.set()
+                threading.Event().wait()
+
+    threading.Thread(target=go, daemon=True).start()
+    reached.wait()
+
+
 ENDS = (
     raised, held, in_front, imported, in_sys, typed, with_a_word, cleaning_up, under_others, counted, one_by_one,
     attempted, in_epochs, in_a_thread, failing_in_a_thread,
+    kept, in_a_table, set_by_key, set_by_name, asked, left_alone,
 )  # fmt: skip
-
-
-class Enough(Exception):
-    pass
 
 
 def enough() -> None:
@@ -215,6 +289,50 @@ def came_back() -> None:
         ends(lambda: None, loop())
 
 
+def exit_caught() -> None:
+    """And nothing of the job is asked for after that; the script ends in its own way."""
+    with suppress(SystemExit):
+        ends(raising, loop())
+    os.environ["ENDS"] = "well"
+
+
+def all_taken() -> None:
+    """By a trainer that is there to the end."""
+    global trainer
+    trainer = loop()
+    for _ in range(20):
+        train(next(trainer))
+
+
+def attempted_enough() -> None:
+    def step(batch: Batch) -> bool:
+        train(batch)
+        if batch.step == 7:
+            raise Enough
+        return True
+
+    batches = loop()
+    with suppress(Enough):
+        while job.attempt(step, batches):
+            pass
+    job.model(nn.Linear(2, 2))
+
+
+def another_thread() -> None:
+    """Another one, later, ends by an exit."""
+
+    def go() -> None:
+        for batch in loop():
+            train(batch)
+            if batch.step == 7:
+                break
+
+    for act in (go, raising):
+        thread = threading.Thread(target=act)
+        thread.start()
+        thread.join()
+
+
 def in_steps() -> None:
     """An exit from what is no loop of the job."""
     ends(lambda: None, loop())
@@ -234,10 +352,14 @@ def beside_a_thread() -> None:
             break
 
 
-GOES_ON = (broken, returned, bars, caught, looked, taken, came_back, in_steps, beside_a_thread)
+GOES_ON = (
+    broken, returned, bars, caught, looked, taken, came_back, in_steps, beside_a_thread, exit_caught, all_taken,
+    attempted_enough, another_thread,
+)  # fmt: skip
 EVERY = {way.__name__: way for way in (*ENDS, *GOES_ON)}
 
 if __name__ == "__main__":
     EVERY[os.environ["CASE"]]()
     # After whatever was above: an ordinary way for a script to end.
-    raise SystemExit(0)
+    if "ENDS" not in os.environ:
+        raise SystemExit(0)

@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -310,6 +312,113 @@ def a_thread_that_waits() -> None:
     tell()
 
 
+class Failing(torch.autograd.Function):
+    """A backward pass that fails, when it is told to."""
+
+    fails = False
+
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if Failing.fails:
+            raise MemoryError("no room for this gradient")
+        return gradients[0]
+
+
+def a_failed_backward(**how: Any) -> None:
+    """The script skips what does not fit into memory."""
+    first, _ = net(nn.Linear(4, 4))
+    second, _ = net(nn.Linear(4, 1))
+    optimizer = job.optimizer(torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.05))
+    for batch in job.batches(data, size=8, epochs=5, **how):
+        Failing.fails = batch.step == 11 and me in ("alone", "w0") and not (how and batch.last)
+        optimizer.zero_grad()
+        try:
+            F.mse_loss(second(Failing.apply(first(batch.x))), batch.y).backward()
+        except MemoryError:
+            continue
+        optimizer.step()
+    tell()
+
+
+def a_failed_backward_in_passes() -> None:
+    a_failed_backward(per_worker=4)
+
+
+def without_elements() -> None:
+    """A parameter of no size, as empty heads have."""
+    model, optimizer = net(nn.Linear(4, 1), nn.ParameterList([nn.Parameter(torch.zeros(0))]))
+    for batch in job.batches(data, size=8, epochs=20):
+        optimizer.zero_grad(set_to_none=False)
+        (F.mse_loss(model[0](batch.x), batch.y) + model[1][0].sum()).backward()
+        optimizer.step()
+        time.sleep(0.02)
+    tell()
+
+
+def trained_in_a_thread() -> None:
+    """What comes after the loop is for those who trained to its end."""
+    model, optimizer = net(nn.Linear(4, 1))
+
+    def go() -> None:
+        for batch in job.batches(data, size=8, epochs=20):
+            train(model, optimizer, batch)
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    thread.join()
+    tell(leader=job.leader)
+
+
+def cleaned_up() -> None:
+    """In any case: also where this worker leaves."""
+    model, optimizer = net(nn.Linear(4, 1))
+    try:
+        for batch in job.batches(data, size=8, epochs=20):
+            train(model, optimizer, batch)
+            time.sleep(0.02)
+    finally:
+        tell(leader=job.leader)
+
+
+def failing_at_first_sight() -> None:
+    """What goes wrong in the first batch of a worker that comes later."""
+    model, optimizer = net(nn.Linear(4, 1))
+    for batch in job.batches(data, size=8, epochs=200):
+        if me == "w2":
+            raise MemoryError("no room for the model")
+        train(model, optimizer, batch)
+        time.sleep(0.02)
+
+
+def a_hook_of_its_own() -> None:
+    """That tells nobody."""
+    sys.excepthook = lambda *_: None
+    model, optimizer = net(nn.Linear(4, 1))
+    for batch in job.batches(data, size=8, epochs=5):
+        train(model, optimizer, batch)
+        if batch.step == 20:
+            raise ValueError("the data is odd")
+
+
+def a_count_of_a_head() -> None:
+    """Among many parameters only the last depends on a count of the script's own, from the first step on."""
+    model, optimizer = net(*[nn.Linear(4, 4) for _ in range(60)], nn.Linear(4, 1))
+    for frozen in list(model.parameters())[:80]:
+        frozen.requires_grad_(False)
+    for i, batch in enumerate(job.batches(data, size=8, epochs=200)):
+        optimizer.zero_grad()
+        head = model[-1]
+        hidden = model[:-1](batch.x)
+        (F.mse_loss(head(hidden), batch.y) + 0.1 * (i + 1) * head.weight.square().sum()).backward()
+        optimizer.step()
+        time.sleep(0.02)
+
+
 CASES: dict[str, Callable[[], None]] = {
     case.__name__: case
     for case in (
@@ -327,6 +436,14 @@ CASES: dict[str, Callable[[], None]] = {
         a_look_first,
         leaving_at_first_sight,
         a_thread_that_waits,
+        a_failed_backward,
+        a_failed_backward_in_passes,
+        without_elements,
+        trained_in_a_thread,
+        cleaned_up,
+        failing_at_first_sight,
+        a_hook_of_its_own,
+        a_count_of_a_head,
     )
 }
 CASES[os.environ["CASE"]]()
