@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from api_client import PATIENCE_S, Api, kill, options, serving
 
 from stretto.api import local
+from stretto.api.auth import Auth, Caller
 from stretto.api.process import running, serve
 from stretto.client import AsyncClient, Client
 from stretto.errors import Denied, StrettoError, Unavailable
@@ -140,6 +142,17 @@ def test_who_an_account_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
     with pytest.raises(Denied):
         local.user_of_uid(65534)
+
+
+def test_an_account_goes_on_being_who_it_is() -> None:
+    """Streams ask again and again; there is no token that could be asked about."""
+    auth = Auth(None, time.monotonic)
+
+    async def story() -> None:
+        assert await auth.still(Caller("me", "admin", uid=os.geteuid()))
+        assert not await auth.still(Caller("me", "admin", uid=os.geteuid() + 1))
+
+    asyncio.run(story())
 
 
 def test_what_a_killed_server_left_is_replaced(folder: Path) -> None:

@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 
 from stretto.api.bounds import Limits
 from stretto.client import Client
-from stretto.errors import TooMany
+from stretto.errors import TooMany, Unavailable
 
 MOST = Limits.here().streams_per_user
 
@@ -95,6 +95,7 @@ def test_one_more_is_refused_to_that_user_alone(busy: tuple[Api, Api, str, list[
 
 def test_it_is_one_error(busy: tuple[Api, Api, str, list[Callable[[], None]]]) -> None:
     """At once, though a client otherwise waits for a server that cannot do something now."""
+    assert not issubclass(TooMany, Unavailable), "which clients wait for"
     ana, _, job, _ = busy
     with Client(ana.url, ana.token) as client:
         with pytest.raises(TooMany, match=f"ana has {MOST} streams open") as told:

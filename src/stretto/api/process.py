@@ -230,7 +230,7 @@ async def _serve(options: Options, ready: Callable[[Info], None], clock: Clock) 
 
 @contextlib.asynccontextmanager
 async def _opened(
-    options: Options, data: Path, clock: Clock, pin: str
+    options: Options, data: Path, clock: Clock, pin: str = ""
 ) -> AsyncIterator[tuple[Any, socket.socket, Info]]:
     """Store, plane, port; then the plane begins to work. `pin`: of the key, if TLS is spoken."""
     from stretto.api import Auth, create_app
