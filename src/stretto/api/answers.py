@@ -210,6 +210,8 @@ class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True):
     created_s: float
     expires_s: float | None
     last_used_s: float | None
+    account: str | None
+    """Whose processes its jobs are; null: the server's own."""
 
 
 class NewTokenAnswer(TokenAnswer, frozen=True, kw_only=True):

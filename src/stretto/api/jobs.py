@@ -53,12 +53,12 @@ async def submit(request: Request) -> Response:
     key = _key(request)
     digest = hashlib.sha256(body).hexdigest() if key else ""
     try:
-        job = await parts.plane.submit(file, context, caller.user, key=key, digest=digest)
+        job = await parts.plane.submit(file, context, caller.user, key=key, digest=digest, account=caller.account)
     except Taken:
         if not key:
             raise
         # Twice at the same time: now the other one is there.
-        job = await parts.plane.submit(file, context, caller.user, key=key, digest=digest)
+        job = await parts.plane.submit(file, context, caller.user, key=key, digest=digest, account=caller.account)
     return answers.json(answers.job(parts.plane, job), 201, {"Location": f"/v1/jobs/{job.id}"})
 
 
