@@ -103,6 +103,8 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     lost: dict[str, float]
     failures: int
     spec: dict[str, Any]
+    withheld: bool = False
+    """It is somebody else's: what only they may read is left out."""
 
 
 class SubmittedAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="submitted"):

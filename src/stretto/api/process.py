@@ -95,6 +95,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Of the data directory's disk, kept for the server; None: 512 MiB, or 5 % of a smaller disk."""
     shared: bool = False
     """All users' jobs run as the account of the server."""
+    opened: bool = False
+    """Everybody with a token reads everything."""
     allow_root: bool = False
     """Tokens may be made whose jobs run as root."""
     insecure: bool = False
@@ -281,7 +283,7 @@ async def _opened(
             store.put_setting("port", listening.getsockname()[1]).result()
             _ensure_token(data, store, clock.wall(), accounts)
             hosts = Hosts(listening.getsockname()[0].partition("%")[0], names(options.hosts))
-            app = create_app(plane, Auth(store, clock.wall, clock, accounts), hosts)
+            app = create_app(plane, Auth(store, clock.wall, clock, accounts), hosts, opened=options.opened)
             info = Info(
                 url=f"{'https' if pin else 'http'}://{address}", pid=os.getpid(), version=stretto.__version__,
                 slots=str(machine), pin=pin, notes=accounts.notes,

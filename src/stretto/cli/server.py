@@ -87,6 +87,12 @@ def up(
     shared: Annotated[
         bool, Parameter(negative=(), help="Jobs of all users run as this server's account, and reach all that is its.")
     ] = False,
+    opened: Annotated[
+        bool,
+        Parameter(
+            name="--open", negative=(), help="Whoever has a token reads everybody's job files, logs and results."
+        ),
+    ] = False,
     allow_root: Annotated[bool, Parameter(negative=(), help="Tokens may be made whose jobs run as root.")] = False,
     warm: Annotated[bool, Parameter(negative="--cold", help="Workers may be forks of a warm interpreter.")] = True,
     json: Json = False,
@@ -125,6 +131,7 @@ def up(
         warm=warm,
         reserve_mib=None if reserve is None else words.disk_mib(reserve),
         shared=shared,
+        opened=opened,
         allow_root=allow_root,
         record=str(record.absolute()) if record else "",
     )

@@ -709,10 +709,14 @@ class Plane:
         for klass in sorted(unused & set(self.classes()) - {active.request.klass for active in self.book}):
             await self.forget_class(klass, "retention")
 
-    def _classes_with_jobs(self, looked_for: frozenset[str]) -> set[str]:
+    async def classes_with_jobs(self, looked_for: frozenset[str], user: str) -> set[str]:
+        """Those of which a job of this user is stored."""
+        return await asyncio.to_thread(self._classes_with_jobs, looked_for, user)
+
+    def _classes_with_jobs(self, looked_for: frozenset[str], user: str | None = None) -> set[str]:
         """Those of which a job is stored. In a thread."""
         found: set[str] = set()
-        query = Query(limit=_JOBS_AT_ONCE)
+        query = Query(limit=_JOBS_AT_ONCE, user=user)
         while found < looked_for:
             page = self.store.jobs(query)
             found |= looked_for & {asked.class_of(job) for job in page.items}
