@@ -143,7 +143,8 @@ def can_separate() -> str:
 @contextlib.contextmanager
 def acting(who: Identity | None) -> Iterator[None]:
     """What this thread does to files is done with the rights of the account, and nothing else is: to signals and to
-    other threads we are who we were. None: with our own."""
+    other threads we are who we were. None: with our own. No thread or process is started meanwhile: it would keep
+    these rights."""
     if who is None:
         yield
         return
@@ -196,7 +197,7 @@ def unreachable(path: Path, who: Identity) -> str:
                 return f"{folder.parent} is closed to it"
             if not stat.S_ISDIR(about.st_mode):
                 return f"{folder} is no folder"
-        if not os.path.lexists(path / "."):
+        if not os.path.lexists(os.path.join(path, ".")):
             return f"{path} is closed to it"
     return ""
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import pwd
+import signal
+import socket
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -180,9 +184,15 @@ def test_the_worker_of_a_supervisor_that_is_killed_ends_with_it(world: World) ->
     stat_line = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     supervisor = int(stat_line[1])
     assert os.stat(f"/proc/{supervisor}").st_uid == 0
-    os.kill(supervisor, 9)
+    # The server looks on, and cannot do it in its stead.
+    server = json.loads((world.data / "server.json").read_text())["pid"]
+    os.kill(server, signal.SIGSTOP)
+    try:
+        os.kill(supervisor, 9)
+        eventually(lambda: not processes_of(world.accounts[0].uid, 0))
+    finally:
+        os.kill(server, signal.SIGCONT)
     world.ana.until(job["id"], "failed")
-    assert processes_of(world.accounts[0].uid) == []
 
 
 def test_jobs_of_accounts_outlive_their_server_and_can_be_cancelled_by_the_next(
@@ -439,3 +449,44 @@ def test_forks_of_an_account_outlive_their_server(people: tuple[Account, Account
         again.until(job["id"], "cancelled")
         assert not Path(f"/proc/{before[0]['pid']}").exists()
     assert processes_of(people[1].uid) == []
+
+
+def test_a_service_runs_as_its_account_behind_a_proxy_that_is_nobodys(people: tuple[Account, Account]) -> None:
+    """And may not have a port that is for root."""
+    with open_folder() as folder, serving(folder / "data", shared=False) as root:
+        who = people[0]
+        python, env = interpreter(folder, who)
+        ana = root.as_(token_of(root, who))
+        run = [python, "-m", "http.server", "{port}", "--bind", "127.0.0.1"]
+        with socket.socket() as trial:
+            trial.bind(("127.0.0.1", 0))
+            port = trial.getsockname()[1]
+        refused = ana.post("/v1/jobs", {"run": run, "service": {"port": 80}})
+        assert (refused.status, "for root alone" in refused.text) == (422, True), refused.text
+        job = ana.submit(run, env=env, workdir="~", service={"port": port})
+        ana.until(job["id"], "running")
+
+        def answered() -> bool:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+                connection.request("GET", "/")
+                return connection.getresponse().status == 200
+            return False
+
+        eventually(answered)
+        replica = ana.job(job["id"])["workers"][0]["pid"]
+        assert os.stat(f"/proc/{replica}").st_uid == who.uid
+        config = os.fsencode(folder / "data" / "records")
+        proxies = [pid for pid in alive_in(folder / "data") if _runs(pid, b"haproxy", config)]
+        assert {_uid(pid) for pid in proxies} == {65534}
+    assert processes_of(people[0].uid) == []
+
+
+def _runs(pid: int, program: bytes, named: bytes) -> bool:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return program in words[0] and any(named in word for word in words)
+
+
+def _uid(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Uid:"))
