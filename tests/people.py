@@ -36,7 +36,9 @@ def need_root() -> None:
 def account(name: str) -> Iterator[Account]:
     """With a home of its own. Nothing of it may run when it is removed."""
     remove(name)
-    subprocess.run(["useradd", "--create-home", "--shell", "/bin/sh", name], check=True, capture_output=True)
+    subprocess.run(
+        ["useradd", "--create-home", "--groups", "users", "--shell", "/bin/sh", name], check=True, capture_output=True
+    )
     made = Account(name=name, uid=pwd.getpwnam(name).pw_uid)
     try:
         yield made

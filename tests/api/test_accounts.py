@@ -490,3 +490,35 @@ def _runs(pid: int, program: bytes, named: bytes) -> bool:
 def _uid(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Uid:"))
+
+
+SUBMITS = """
+import json, socket, sys
+near = socket.socket(socket.AF_UNIX)
+near.connect(sys.argv[1])
+body = json.dumps({"run": "id -un", "name": sys.argv[2]}).encode()
+head = ["POST /v1/jobs HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Connection: close"]
+near.sendall("\\r\\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body)
+print(near.makefile("rb").read().decode())
+"""
+
+
+def test_a_person_at_the_socket_needs_no_token(people: tuple[Account, Account]) -> None:
+    """And submits as who they are; one of the system's accounts is nobody."""
+    with open_folder() as folder, serving(folder / "data", shared=False) as root:
+        who = people[0]
+        python, env = interpreter(folder, who)
+        near = str(folder / "data" / "socket")
+        done = subprocess.run(
+            [python, "-c", SUBMITS, near, "near"], env=env, user=who.uid, group=who.uid, extra_groups=[],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert " 201 " in done.stdout, done
+        job = root.until("near", "succeeded", "failed")
+        assert (job["user"], said(root, job)) == (who.name, f"{who.name}\n")
+        daemon = pwd.getpwnam("daemon").pw_uid
+        refused = subprocess.run(
+            [python, "-c", SUBMITS, near, "far"], env=env, user=daemon, group=daemon, extra_groups=[],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert " 401 " in refused.stdout, refused

@@ -79,6 +79,13 @@ def test_everybody_sees_that_a_job_is_there(people: dict[str, Api], told: dict[s
     assert (seen["spec"], seen["message"], seen["labels"], seen["exit_code"]) == ({}, "", {}, None)
 
 
+def test_labels_find_ones_own_jobs(people: dict[str, Api], told: dict[str, Any]) -> None:
+    found = {name: api.get("/v1/jobs", label=f"what={CANARY}").json["items"] for name, api in people.items()}
+    assert {name: [job["number"] for job in jobs] for name, jobs in found.items()} == {
+        "ana": [told["number"]], "admin": [told["number"]], "bob": [], "vera": [],
+    }  # fmt: skip
+
+
 def test_streams_say_no_more(people: dict[str, Api], told: dict[str, Any]) -> None:
     for name, api in people.items():
         connection = http.client.HTTPConnection(api.address, timeout=60)

@@ -83,6 +83,7 @@ _OF_AN_EVENT: Mapping[type[Any], Mapping[str, Any]] = {
     e.Interrupted: {"text": ""},
     e.Progressed: {"steps": 0, "total_steps": None, "metrics": {}},
     e.Stuck: {"text": "", "stack": ()},
+    e.Warned: {"text": ""},
     e.Migrated: {},
     e.Ended: {"message": "", "exit_code": None},
     e.Noted: {"data": {}},
