@@ -39,7 +39,7 @@ class Server:
         return {**kept, "STRETTO_HOME": str(self.data)}
 
     def start(self, *options: str) -> None:
-        command = [sys.executable, "-m", "stretto.cli", "up", "--json", "--cold", "--data", str(self.data)]
+        command = [sys.executable, "-m", "stretto.cli", "up", "--json", "--cold", "--shared", "--data", str(self.data)]
         command += [*self._options, *options]
         with (self.data.parent / "server.log").open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

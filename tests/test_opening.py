@@ -20,6 +20,7 @@ ALLOWED: dict[str, dict[str, tuple[int, str]]] = {
         "open": (1, "a pipe of ours"),
         "os.open": (1, "/dev/null"),
     },
+    "api/tightening.py": {"mkdir": (1, "folders of ours in the data directory")},
     "backends/local/backend.py": {
         "open": (2, "a descriptor of `jobfiles`, and /dev/null"),
         "os.makedirs": (1, "the folder of a log that is none of a job's"),
@@ -34,13 +35,14 @@ ALLOWED: dict[str, dict[str, tuple[int, str]]] = {
     "backends/local/forkhost.py": {
         "open": (6, "as the worker's own user, before there is a worker"),
         "os.listdir": (2, "/proc"),
+        "os.open": (1, "/dev/null"),
+        "os.makedirs": (1, "the cache of whoever it is"),
         "shutil.rmtree": (1, "the fork server's own folder"),
     },
     "backends/local/forkserver.py": {
-        "open": (4, "a new folder of ours, a memfd and /proc"),
+        "open": (5, "a new folder of ours, memfds and /proc"),
         "os.scandir": (2, "folders of packages; nothing in them is opened"),
         "cache.mkdir": (1, "the cache of whoever owns the interpreter"),
-        "config.write_text": (1, "a new folder of ours"),
         "shutil.rmtree": (1, "that folder"),
     },
     "backends/local/gpus.py": {"root.glob": (2, "/sys"), "read_text": (2, "/sys")},
@@ -52,8 +54,8 @@ ALLOWED: dict[str, dict[str, tuple[int, str]]] = {
         "path.mkdir": (1, "a new launch's own; that it is there already is an error"),
     },
     "backends/local/supervisor.py": {
-        "open": (3, "descriptors, and /proc"),
-        "os.open": (4, "/dev/null, the server's lock, a new file that replaces another, and a folder"),
+        "open": (5, "descriptors, and /proc"),
+        "os.open": (5, "/dev/null, the server's lock, a new file that replaces another, and a folder"),
     },
     "control/coordination.py": {"options.token_file.read_text": (1, "named by whoever starts it by hand")},
     "control/journal.py": {"open": (2, "descriptors of `jobfiles`"), "os.open": (1, "a folder, to sync it")},

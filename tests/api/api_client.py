@@ -97,7 +97,9 @@ def eventually(look: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
 
 
 def options(data: Path, **changes: Any) -> Options:
-    return Options(**{"data": str(data), "port": 0, "nodes": "1x4", "warm": False, **changes})
+    return Options(
+        **{"data": str(data), "port": 0, "nodes": "1x4", "warm": False, "shared": True, "opened": True, **changes}
+    )
 
 
 def api_of(data: Path) -> Api:

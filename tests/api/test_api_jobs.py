@@ -12,7 +12,7 @@ FIELDS = {
     "submitted_s", "started_s", "ended_s", "waited_s", "ran_s", "device_s", "workers", "target", "min_workers",
     "max_workers", "reason", "text", "steps", "total_steps", "rate", "rate_timed", "speeds", "stuck", "eta_s",
     "expected", "metrics", "starts", "resizes", "preemptions", "migrations", "paused_s", "keeps", "lost_s",
-    "lost", "failures", "spec",
+    "lost", "failures", "withheld", "spec",
 }  # fmt: skip
 
 

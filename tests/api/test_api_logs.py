@@ -170,7 +170,7 @@ def test_bad_questions(api: Api, query: str, status: int) -> None:
 def test_links_in_a_job_folder_lead_nowhere(api: Api, data: Path) -> None:
     job = api.submit("ln -s $STRETTO_TEST_SECRET ../logs-link; true")
     api.until(job["id"], "succeeded")
-    (data / "jobs" / job["id"] / "logs" / "w7.log").symlink_to(data / "token")
+    (data / "records" / job["id"] / "logs" / "w7.log").symlink_to(data / "token")
     assert api.get(f"/v1/jobs/{job['id']}/logs", worker="w7").status == 404
     assert api.token not in api.get(f"/v1/jobs/{job['id']}/logs").text  # type: ignore[operator]
 

@@ -268,13 +268,20 @@ def test_a_data_directory_that_is_open_to_others_is_closed_once(tmp_path: Path) 
     folders = [data, data / "jobs", data / "jobs" / "1", data / "jobs" / "1" / "logs"]
     for path in folders:
         path.chmod(0o755)
+    ours = data / "records"
     for times in (1, 1):
         with serving(data) as api:
             job = api.until(api.submit("echo x")["id"], "succeeded")
-            new = data / "jobs" / job["id"]
-            for path in (*folders, new, new / "logs"):
+            new = ours / job["id"]
+            for path in (*folders[:-1], ours, ours / "1" / "logs", data / "jobs" / job["id"], new, new / "logs"):
                 assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
-            for path in (log, new / "logs" / "w0.log", data / "token", data / "server.json", data / "stretto.db"):
+            for path in (
+                ours / "1" / "logs" / "w0.log",
+                new / "logs" / "w0.log",
+                data / "token",
+                data / "server.json",
+                data / "stretto.db",
+            ):
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
             assert stat.S_IMODE(other.stat().st_mode) == 0o644
         assert (data / "server.log").read_text().count("was open to others (0755)") == times
@@ -293,7 +300,7 @@ def test_a_data_directory_with_others_files_in_it_is_left_to_them(tmp_path: Path
 
 def test_readyz_tells_of_jobs_that_are_in_trouble(tmp_path: Path) -> None:
     """And is ready all the same."""
-    journal = tmp_path / "jobs" / "1" / "journal"
+    journal = tmp_path / "records" / "1" / "journal"
     with serving(tmp_path) as api:
         assert api.get("/readyz").json["troubled"] == 0
         journal.parent.mkdir(parents=True)

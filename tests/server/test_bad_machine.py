@@ -35,13 +35,13 @@ def test_a_file_in_the_way_of_a_launch_is_its_end(tmp_path: Path, level: str) ->
 
     async def story() -> None:
         async with machine_of(tmp_path, "1x1") as m:
-            (tmp_path / "data" / "jobs" / "1").mkdir(parents=True)
-            (tmp_path / "data" / "jobs" / "1" / "logs").touch()
+            (tmp_path / "data" / "records" / "1").mkdir(parents=True)
+            (tmp_path / "data" / "records" / "1" / "logs").touch()
             about = {"level": "restart", "elastic": {"min": 1, "max": 1}} if level == "restart" else {}
             job = await m.submit("true", name="blocked", retries=1, **about)
             after = await m.submit("true", name="after")
             failed = await m.ended(job, "failed")
-            assert str(tmp_path / "data" / "jobs" / "1" / "logs") in failed.message
+            assert str(tmp_path / "data" / "records" / "1" / "logs") in failed.message
             # It would be the same the next time.
             assert failed.failures == 0
             await m.ended(after)

@@ -73,12 +73,13 @@ async def goes_on(m: Machine, job: Job) -> None:
 )  # fmt: skip
 def test_a_job_puts_something_else_in_the_place_of_its_log(tmp_path: Path, put: str) -> None:
     (tmp_path / "hostile.py").write_text(
-        "import os, sys\nlogs = os.environ['STRETTO_JOB_FOLDER'] + '/logs'\nlog = f'{logs}/w0.log'\n"
+        "import os, sys\nrecords = os.environ['STRETTO_JOB_FOLDER'].replace('/jobs/', '/records/')\n"
+        "logs = f'{records}/logs'\nlog = f'{logs}/w0.log'\n"
         f"os.rename(log, log + '.was')\n{put}\nsys.exit(3)\n"
     )
 
     async def story() -> None:
-        with unblocked(tmp_path / "data" / "jobs" / "2" / "logs" / "w0.log"):
+        with unblocked(tmp_path / "data" / "records" / "2" / "logs" / "w0.log"):
             async with machine_of(tmp_path, "1x3") as m:
                 innocent = await beside(m)
                 job = await m.ended(await m.submit([sys.executable, "hostile.py"]), "failed")
@@ -128,7 +129,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_one_damaged_journal(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    journal = tmp_path / "data" / "jobs" / "1" / "journal"
+    journal = tmp_path / "data" / "records" / "1" / "journal"
 
     async def before() -> int:
         async with machine_of(tmp_path, "1x4") as m:
@@ -189,7 +190,7 @@ def busy(path: Path) -> Iterator[None]:
 
 
 def test_one_that_is_tried_again_until_it_can_run(tmp_path: Path) -> None:
-    journal = tmp_path / "data" / "jobs" / "2" / "journal"
+    journal = tmp_path / "data" / "records" / "2" / "journal"
 
     async def story() -> None:
         async with machine_of(tmp_path, "1x4") as m:
@@ -217,7 +218,7 @@ def test_one_that_is_given_up(tmp_path: Path) -> None:
     async def story() -> None:
         async with machine_of(tmp_path, "1x4") as m:
             innocent = await beside(m)
-            with busy(tmp_path / "data" / "jobs" / "2" / "journal"):
+            with busy(tmp_path / "data" / "records" / "2" / "journal"):
                 job = await m.ended(await m.submit("true", elastic={"min": 1, "max": 1}, retries=0), "failed")
             assert "Text file busy" in job.message
             await goes_on(m, innocent)
@@ -227,7 +228,7 @@ def test_one_that_is_given_up(tmp_path: Path) -> None:
 
 def test_one_that_waits_can_be_cancelled(tmp_path: Path) -> None:
     """With and without workers."""
-    journal = tmp_path / "data" / "jobs" / "1" / "journal"
+    journal = tmp_path / "data" / "records" / "1" / "journal"
 
     async def before() -> int:
         async with machine_of(tmp_path, "1x4") as m:
@@ -239,7 +240,7 @@ def test_one_that_waits_can_be_cancelled(tmp_path: Path) -> None:
         async with machine_of(tmp_path, "1x4") as m:
             await m.until("adopted", lambda job: "Text file busy" in job.message, "in trouble")
             assert alive(pid)
-            with busy(tmp_path / "data" / "jobs" / "2" / "journal"):
+            with busy(tmp_path / "data" / "records" / "2" / "journal"):
                 waits = await m.submit("true", elastic={"min": 1, "max": 1}, retries=20)
                 await m.until(waits, lambda job: bool(job.message), "in trouble")
                 for name in (waits.id, "adopted"):
@@ -258,7 +259,7 @@ def test_one_that_waits_can_be_cancelled(tmp_path: Path) -> None:
 
 def test_an_adopted_one_is_driven_as_soon_as_it_can_be(tmp_path: Path) -> None:
     """What its workers do meanwhile is not lost."""
-    journal = tmp_path / "data" / "jobs" / "1" / "journal"
+    journal = tmp_path / "data" / "records" / "1" / "journal"
 
     async def before() -> None:
         async with machine_of(tmp_path, "1x4") as m:

@@ -103,6 +103,8 @@ class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     lost: dict[str, float]
     failures: int
     spec: dict[str, Any]
+    withheld: bool = False
+    """It is somebody else's: what only they may read is left out."""
 
 
 class SubmittedAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="submitted"):
@@ -210,6 +212,8 @@ class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True):
     created_s: float
     expires_s: float | None
     last_used_s: float | None
+    account: str | None
+    """Whose processes its jobs are; null: the server's own."""
 
 
 class NewTokenAnswer(TokenAnswer, frozen=True, kw_only=True):

@@ -10,11 +10,12 @@ from stretto.api.describing import describe
 from stretto.api.hosts import Checked, Hosts
 from stretto.api.observed import Observed
 from stretto.api.parts import Parts
+from stretto.api.seeing import Seeing
 from stretto.server.plane import Plane
 
 
-def create_app(plane: Plane, auth: Auth, hosts: Hosts | None = None) -> FastAPI:
-    """`hosts`: under which names it answers; any, if not given.
+def create_app(plane: Plane, auth: Auth, hosts: Hosts | None = None, *, opened: bool = False) -> FastAPI:
+    """`hosts`: under which names it answers; any, if not given. `opened`: everybody with a token reads everything.
 
     `app.state.parts` is what its endpoints work with; call its `stop` before the server is shut down.
     """
@@ -27,7 +28,7 @@ def create_app(plane: Plane, auth: Auth, hosts: Hosts | None = None) -> FastAPI:
         default_response_class=Response,
         telemetry={"tracing": False, "metrics": False},
     )
-    parts = app.state.parts = Parts(plane, auth, Observed(plane, plane.clock))
+    parts = app.state.parts = Parts(plane, auth, Observed(plane, plane.clock), Seeing(plane, opened=opened))
     app.state.registry = health.registry(parts)
     # The first is found first.
     app.router.routes.insert(0, jobs.submission_route())

@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 from starlette.requests import HTTPConnection
 
+from stretto.accounts import Accounts
 from stretto.api import local
 from stretto.api.problems import Unauthenticated
-from stretto.errors import Conflict, Denied, NotFound
-from stretto.jobs.model import Job
+from stretto.errors import Conflict, Denied, NotFound, UsageError
+from stretto.jobs.model import Account, Job
 from stretto.store import Role, Store, StoreError, Token
 
 _BELIEVED_S = 2.0
@@ -39,15 +40,24 @@ class Caller(NamedTuple):
     """What the token was, for `still`."""
     uid: int | None = None
     """The account that came through the Unix socket, if there was no token."""
+    account: Account | None = None
+    """As whom jobs are run that come with it; None: as the server itself."""
 
     def may(self, role: Role) -> bool:
         return _RANK[self.role] >= _RANK[role]
 
 
 class Auth:
-    def __init__(self, store: Store, clock: Callable[[], float], counts: Callable[[], float] = time.monotonic) -> None:
-        """Tokens expire by `clock`, which people set; for how long something is believed is counted by `counts`."""
-        self._store, self._clock, self._counts = store, clock, counts
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], float],
+        counts: Callable[[], float] = time.monotonic,
+        accounts: Accounts | None = None,
+    ) -> None:
+        """Tokens expire by `clock`, which people set; for how long something is believed is counted by `counts`.
+        `accounts`: None where nobody has any."""
+        self._store, self._clock, self._counts, self._accounts = store, clock, counts, accounts
         self._known: dict[str, tuple[Token, float]] = {}
         """Digest → the token, and when the store said so."""
 
@@ -61,7 +71,15 @@ class Auth:
 
     async def caller_with(self, secret: str, role: Role) -> Caller:
         token = await self._token(secret)
-        return _with_role(Caller(token.user, token.role, secret), role)
+        caller = _with_role(Caller(token.user, token.role, secret, account=_account(token)), role)
+        if role != "viewer" and (refusal := self._refusal(token, caller.account)):
+            make = f"`stretto token create {token.user} --role {token.role}`"
+            raise Denied(refusal, hint=f"an admin makes another: {make}, and revokes this one, {token.id}")
+        return caller
+
+    def _refusal(self, token: Token, account: Account | None) -> str:
+        """Why it is good for reading only; empty if it is good for more."""
+        return "" if self._accounts is None else self._accounts.refusal(account, token.hash)
 
     async def still(self, caller: Caller, role: Role = "viewer") -> bool:
         """Whether the token that somebody came with is good for that even now."""
@@ -77,10 +95,17 @@ class Auth:
             return True
         return True
 
-    async def create(self, user: str, role: Role, expires_s: float | None) -> tuple[Token, str]:
-        """A new token and its secret, which nobody can read again."""
+    async def create(
+        self, user: str, role: Role, expires_s: float | None, *, name: str | None = None, shared: bool = False
+    ) -> tuple[Token, str]:
+        """A new token and its secret, which nobody can read again. `name`: of the account that its jobs run as."""
+        account = None
+        if self._accounts is not None:
+            account = await asyncio.to_thread(self._accounts.for_token, user, role, name, shared=shared)
+        elif name is not None:
+            raise UsageError("account: nobody has accounts here", hint="leave it out")
         secret = new_secret()
-        token = make_token(secret, user, role, self._clock(), expires_s)
+        token = make_token(secret, user, role, self._clock(), expires_s, account)
         await asyncio.wrap_future(self._store.add_token(token))
         return token, secret
 
@@ -98,8 +123,12 @@ class Auth:
         self._known = {digest: kept for digest, kept in self._known.items() if kept[0].id != token_id}
 
     def _of_uid(self, uid: int, role: Role) -> Caller:
+        """Where accounts are told apart each of a person is a user; elsewhere there is only our own."""
+        if self._accounts is not None and (account := self._accounts.person(uid)) is not None:
+            return _with_role(Caller(account.name, "user", uid=uid, account=account), role)
         user, own = local.user_of_uid(uid)
-        return _with_role(Caller(user, own, uid=uid), role)
+        account = None if self._accounts is None else self._accounts.own
+        return _with_role(Caller(user, own, uid=uid, account=account), role)
 
     async def _token(self, secret: str) -> Token:
         digest, counted_s = digest_of(secret), self._counts()
@@ -149,7 +178,15 @@ def digest_of(secret: str) -> str:
     return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
 
 
-def make_token(secret: str, user: str, role: Role, now_s: float, expires_s: float | None = None) -> Token:
+def _account(token: Token) -> Account | None:
+    if token.account is None or token.uid is None:
+        return None
+    return Account(name=token.account, uid=token.uid)
+
+
+def make_token(
+    secret: str, user: str, role: Role, now_s: float, expires_s: float | None = None, account: Account | None = None
+) -> Token:
     return Token(
         id=secrets.token_hex(6),
         user=user,
@@ -157,6 +194,8 @@ def make_token(secret: str, user: str, role: Role, now_s: float, expires_s: floa
         hash=digest_of(secret),
         created_s=now_s,
         expires_s=expires_s,
+        account=None if account is None else account.name,
+        uid=None if account is None else account.uid,
     )
 
 

@@ -58,6 +58,10 @@ class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
     user: str
     role: Role
     expires_s: float | None = None
+    account: str | None = None
+    """Whose processes its jobs are; the account of the user's name, if not given."""
+    shared: bool = False
+    """The user may do what the server's account can."""
 
 
 class Submission(msgspec.Struct, forbid_unknown_fields=True):
@@ -155,7 +159,7 @@ def _context(cwd: str, env: dict[str, str]) -> Context:
         check_variables(env)
     except ValueError as error:
         raise UsageError(f"env: {error}", hint="leave out what the job does not need") from None
-    return Context(cwd=cwd or os.path.expanduser("~"), env=env)
+    return Context(cwd=cwd or "~", env=env)
 
 
 def _convert(value: Any, shape: type[Shape]) -> Shape:

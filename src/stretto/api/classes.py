@@ -11,6 +11,7 @@ from stretto.api import answers, bodies
 from stretto.api.describing import ERRORS
 from stretto.api.describing import answers as documented
 from stretto.api.parts import Admin, Server, Viewer
+from stretto.errors import NotFound
 from stretto.server import classes
 
 router = APIRouter(tags=["classes"])
@@ -26,7 +27,8 @@ async def list_classes(
 ) -> Response:
     """Classes of which something was learned, by name, a page at a time."""
     plane, pattern = server.plane, None if name is None else bodies.plain(name, "name")
-    names = [one for one in plane.classes() if pattern is None or fnmatch.fnmatchcase(one, pattern)]
+    seen = await server.seeing.classes(caller)
+    names = [one for one in seen if pattern is None or fnmatch.fnmatchcase(one, pattern)]
     rest = [one for one in names if cursor is None or one > cursor]
     items = [classes.summary(one, plane.known(one)) for one in rest[:limit]]
     return answers.json(answers.List(items, rest[limit - 1] if len(rest) > limit else None))
@@ -35,6 +37,9 @@ async def list_classes(
 @router.get("/v1/classes/{name:path}", responses=documented("Class"))
 async def show_class(server: Server, caller: Viewer, name: str) -> Response:
     """Everything that was learned of one: lengths by hyper-parameters, speeds by device type."""
+    if name not in await server.seeing.classes(caller):
+        # As if there were none: that there is one tells what others run.
+        raise NotFound(f"nothing was learned of a class {name!r}", hint="`stretto class list` lists them all")
     return answers.json(classes.details(name, server.plane.known(name)))
 
 

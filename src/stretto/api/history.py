@@ -8,7 +8,7 @@ and nothing comes twice. It ends with the server, and within seconds when its li
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, Literal
 
@@ -47,7 +47,7 @@ async def list_events(
     order: Order = "oldest",
 ) -> Response:
     """What happened, to any job or to the server."""
-    return await _page(server, None, after, before, limit, order)
+    return await _page(server, caller, None, after, before, limit, order)
 
 
 @router.get("/v1/jobs/{job}/events", responses=documented("EventList"))
@@ -62,7 +62,7 @@ async def list_job_events(
 ) -> Response:
     """What happened to one job."""
     number = (await server.plane.job(job)).number
-    return await _page(server, number, after, before, limit, order)
+    return await _page(server, caller, number, after, before, limit, order)
 
 
 @router.get("/v1/events/stream", responses=text_answer("text/event-stream", "Server-sent events, live."))
@@ -90,11 +90,13 @@ async def stream_events(
 
 
 async def _page(
-    server: Parts, job: int | None, after: int | None, before: int | None, limit: int, order: str
+    server: Parts, caller: Caller, job: int | None, after: int | None, before: int | None, limit: int, order: str
 ) -> Response:
     read = partial(server.plane.store.events, job=job, after=after or 0, before=before)
     found = await asyncio.to_thread(read, limit=limit + 1, newest_first=order == "newest")
-    items = [answers.event(recorded, server.plane.told) for recorded in found[:limit]]
+    own = await server.seeing.own(caller, found)
+    told = [answers.event(recorded, server.plane.told) for recorded in found[:limit]]
+    items = [server.seeing.event(caller, own, one) for one in told]
     return answers.json(answers.List(items, str(items[-1].seq) if len(found) > limit else None))
 
 
@@ -140,6 +142,7 @@ class Stream:
     async def _tell(self, heard: list[Recorded]) -> AsyncIterator[bytes]:
         """What was heard and is new; with what is missing before it."""
         chunk: list[bytes] = []
+        own = await self._server.seeing.own(self._caller, heard)
         for recorded in heard:
             if recorded.seq <= self._last:
                 continue
@@ -151,7 +154,7 @@ class Stream:
                     yield missing
             self._last = recorded.seq
             if self._job is None or recorded.job == self._job:
-                chunk.append(_message(recorded, self._server.plane.told))
+                chunk.append(self._message(recorded, own))
         if chunk:
             yield b"".join(chunk)
 
@@ -162,24 +165,28 @@ class Stream:
             found = await asyncio.to_thread(read, limit=_PAGE)
             if found:
                 self._last = found[-1].seq
-                told = self._server.plane.told
-                yield b"".join(_message(recorded, told) for recorded in found)
+                own = await self._server.seeing.own(self._caller, found)
+                yield b"".join(self._message(recorded, own) for recorded in found)
             if len(found) < _PAGE:
                 return
 
+    def _message(self, recorded: Recorded, own: frozenset[int]) -> bytes:
+        return _message(recorded, self._server, self._caller, own)
 
-_kept: dict[int, tuple[Recorded, bytes]] = {}
+
+_kept: dict[tuple[int, bool], tuple[Recorded, bytes]] = {}
 
 
-def _message(recorded: Recorded, told: Callable[[float], float]) -> bytes:
-    """Made once for all listeners, as they hear it at about the same time."""
-    known = _kept.get(recorded.seq)
+def _message(recorded: Recorded, server: Parts, caller: Caller, own: frozenset[int]) -> bytes:
+    """Made once for all listeners that may read the same of it, as they hear it at about the same time."""
+    key = recorded.seq, server.seeing.everything(caller) or recorded.job in own
+    known = _kept.get(key)
     if known is not None and known[0] is recorded:
         return known[1]
-    data = msgspec.json.encode(answers.event(recorded, told))
+    data = msgspec.json.encode(server.seeing.event(caller, own, answers.event(recorded, server.plane.told)))
     kind = type(recorded.event).__name__.lower()
     made = b"id: %d\nevent: %s\ndata: %s\n\n" % (recorded.seq, kind.encode(), data)
     if len(_kept) >= _MOST_KEPT:
         _kept.clear()
-    _kept[recorded.seq] = recorded, made
+    _kept[key] = recorded, made
     return made

@@ -53,12 +53,12 @@ async def submit(request: Request) -> Response:
     key = _key(request)
     digest = hashlib.sha256(body).hexdigest() if key else ""
     try:
-        job = await parts.plane.submit(file, context, caller.user, key=key, digest=digest)
+        job = await parts.plane.submit(file, context, caller.user, key=key, digest=digest, account=caller.account)
     except Taken:
         if not key:
             raise
         # Twice at the same time: now the other one is there.
-        job = await parts.plane.submit(file, context, caller.user, key=key, digest=digest)
+        job = await parts.plane.submit(file, context, caller.user, key=key, digest=digest, account=caller.account)
     return answers.json(answers.job(parts.plane, job), 201, {"Location": f"/v1/jobs/{job.id}"})
 
 
@@ -110,14 +110,18 @@ async def list_jobs(
     )
     page = await server.plane.jobs(query)
     expected = server.plane.expected(job.number for job in page.items)
-    items = [answers.job(server.plane, job, expected) for job in page.items]
+    seen = page.items
+    if query.labels:
+        # What they are is theirs to know.
+        seen = [job for job in seen if server.seeing.owns(caller, job.user)]
+    items = [server.seeing.job(caller, answers.job(server.plane, job, expected)) for job in seen]
     return answers.json(answers.List(items, None if page.next is None else str(page.next)))
 
 
 @router.get("/v1/jobs/{job}", responses=documented("Job"))
 async def show_job(server: Server, caller: Viewer, job: str) -> Response:
     """One job, by number or by name (the latest)."""
-    return answers.json(answers.job(server.plane, await server.plane.job(job)))
+    return answers.json(server.seeing.job(caller, answers.job(server.plane, await server.plane.job(job))))
 
 
 @router.post("/v1/jobs/{job}/cancel", status_code=202, responses=documented("Job", 202))
@@ -168,7 +172,8 @@ async def migrate_job(request: Request, server: Server, caller: User, job: str) 
 @router.get("/v1/jobs/{job}/why", responses=documented("Why"))
 async def explain_job(server: Server, caller: Viewer, job: str) -> Response:
     """Why it has the workers it has."""
-    return answers.json(await server.plane.why(job))
+    found = await server.plane.job(job)
+    return answers.json(server.seeing.why(caller, found, await server.plane.why(found.id)))
 
 
 async def _preview(parts: Parts, file: JobFile, context: Context, caller: Caller) -> Response:

@@ -12,6 +12,7 @@ from starlette.requests import HTTPConnection
 
 from stretto.api.auth import Auth, Caller
 from stretto.api.observed import Observed
+from stretto.api.seeing import Seeing
 from stretto.server.plane import Plane
 from stretto.server.readiness import Readiness
 from stretto.store import Role
@@ -22,6 +23,7 @@ class Parts:
     plane: Plane
     auth: Auth
     observed: Observed
+    seeing: Seeing
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     readiness: Readiness = field(init=False)
 

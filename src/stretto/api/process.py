@@ -36,6 +36,7 @@ import msgspec
 
 import stretto
 from stretto import jobfiles, pins, tuning
+from stretto.accounts import Accounts
 from stretto.api.tightening import tighten
 from stretto.backends.local.runs import FolderInUse, server_lock, serving
 from stretto.backends.local.supervisor import is_held
@@ -92,6 +93,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Networks that are not public and that job files may have told of their events."""
     reserve_mib: int | None = None
     """Of the data directory's disk, kept for the server; None: 512 MiB, or 5 % of a smaller disk."""
+    shared: bool = False
+    """All users' jobs run as the account of the server."""
+    opened: bool = False
+    """Everybody with a token reads everything."""
+    allow_root: bool = False
+    """Tokens may be made whose jobs run as root."""
     insecure: bool = False
     """It may listen where others than this machine reach it, though all that is said there can be read on the way."""
     tls: bool = False
@@ -114,6 +121,8 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     """Of its key (`stretto.pins`), where TLS is spoken."""
     socket: str = ""
     """Where local users need no token; empty if there is none."""
+    notes: tuple[str, ...] = ()
+    """What is to be known about whose processes jobs are."""
 
 
 def default_data() -> Path:
@@ -127,7 +136,7 @@ def serve(options: Options, *, detach: bool = False, ready: Callable[[Info], Non
     this returns when that one is ready. Raises what keeps it from serving."""
     if detach:
         return _start_in_background(options)
-    with _holding(Path(options.data)):
+    with _holding(Path(options.data), Accounts(Path(options.data), shared=options.shared).separates):
         return _run(_serve(options, ready, Clock()))
 
 
@@ -160,13 +169,13 @@ def down(data: Path, *, cancel_jobs: bool = False, timeout_s: float = 60.0) -> N
 
 
 @contextlib.contextmanager
-def _holding(data: Path) -> Iterator[None]:
-    """Hold the data directory, and say so."""
+def _holding(data: Path, separates: bool) -> Iterator[None]:
+    """Hold the data directory, and say so. `separates`: jobs of several accounts pass through it."""
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         with serving(data):
             _write_holder(data)
-            for said in tighten(data):
+            for said in tighten(data, separates=separates):
                 _log.warning("%s", said)
             with contextlib.suppress(FileNotFoundError):
                 (data / "server.json").unlink()
@@ -242,6 +251,7 @@ async def _opened(
     from stretto.server.plane import Plane
     from stretto.store import Store
 
+    accounts = Accounts(data, shared=options.shared, allow_root=options.allow_root)
     machine = discover(options.nodes, cpu=options.cpu)
     store = Store.open(options.store or str(data / "stretto.db"), clock=clock.wall)
     address = ""
@@ -265,17 +275,18 @@ async def _opened(
             record=Path(options.record) if options.record else None,
             notify_to=options.notify_to,
             room=Room(reserve_mib=options.reserve_mib),
+            accounts=accounts,
         )
         listening = bind(options.host, _port(options, plane.settings), insecure=options.insecure or bool(pin))
         with listening:
             address = address_of(listening)
             store.put_setting("port", listening.getsockname()[1]).result()
-            _ensure_token(data, store, clock.wall())
+            _ensure_token(data, store, clock.wall(), accounts)
             hosts = Hosts(listening.getsockname()[0].partition("%")[0], names(options.hosts))
-            app = create_app(plane, Auth(store, clock.wall, clock), hosts)
+            app = create_app(plane, Auth(store, clock.wall, clock, accounts), hosts, opened=options.opened)
             info = Info(
                 url=f"{'https' if pin else 'http'}://{address}", pid=os.getpid(), version=stretto.__version__,
-                slots=str(machine), pin=pin,
+                slots=str(machine), pin=pin, notes=accounts.notes,
             )  # fmt: skip
             await plane.open()
             try:
@@ -329,9 +340,9 @@ def _signals() -> asyncio.Event:
     return stop
 
 
-def _ensure_token(data: Path, store: Any, now_s: float) -> None:
-    """The local command line has a token that works. The file is written first: a hash without a secret is of no
-    use to anybody."""
+def _ensure_token(data: Path, store: Any, now_s: float, accounts: Accounts) -> None:
+    """The local command line has a token that works, and submits as we. The file is written first: a hash without a
+    secret is of no use to anybody."""
     from stretto.api.auth import digest_of, make_token, new_secret
     from stretto.api.local import own_name
 
@@ -340,13 +351,19 @@ def _ensure_token(data: Path, store: Any, now_s: float) -> None:
         secret = jobfiles.read(path, _SMALL).decode().strip()
     except (OSError, UnicodeDecodeError):
         secret = ""
-    if secret and store.token_by_hash(digest_of(secret)) is not None:
+    own = accounts.own
+    known = store.token_by_hash(digest_of(secret)) if secret else None
+    if known is not None:
+        accounts.own_token = known.hash
+        if (known.account, known.uid) != (own.name, own.uid):
+            store.give_account(known.id, own.name, own.uid).result()
         return
     fresh = not store.tokens()
     if not (fresh and secret):
         secret = new_secret()
         _write_atomically(path, f"{secret}\n".encode(), 0o600)
-    store.add_token(make_token(secret, own_name(), "admin", now_s)).result()
+    accounts.own_token = digest_of(secret)
+    store.add_token(make_token(secret, own_name(), "admin", now_s, account=own)).result()
 
 
 # Tidying up.
@@ -371,7 +388,8 @@ async def _tidy(parts: Any, data: Path, before_s: float) -> None:
         pass
     parts.observed.recount(await asyncio.to_thread(store.count))
     await parts.plane.forget_classes_without_jobs()
-    await asyncio.to_thread(_remove_folders, store, data / "jobs", parts.plane.told(before_s))
+    for kind in ("jobs", "records"):
+        await asyncio.to_thread(_remove_folders, store, data / kind, parts.plane.told(before_s))
     _bound_log(data)
 
 

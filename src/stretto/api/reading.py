@@ -66,6 +66,7 @@ async def read_logs(
     if offset is not None and tail is not None:
         raise UsageError("offset and tail exclude each other", hint="leave out one of the two")
     found = await server.plane.job(job)
+    server.seeing.check(caller, found)
     folder = _folder(server, found)
     if worker is not None:
         text = await asyncio.to_thread(_read, folder, worker, tail, offset, limit, found.ended)
@@ -85,7 +86,9 @@ async def page_logs(
     limit: Annotated[int, Query(ge=_LONGEST_CHARACTER, le=_LARGEST_LIMIT, description="Bytes.")] = _LIMIT,
 ) -> Response:
     """The whole log, page by page: what the pages say, one after the other, is all there is."""
-    folder = _folder(server, await server.plane.job(job))
+    found = await server.plane.job(job)
+    server.seeing.check(caller, found)
+    folder = _folder(server, found)
     return answers.json(await asyncio.to_thread(_page, folder, worker, tail, cursor, limit))
 
 
@@ -96,6 +99,7 @@ async def follow_logs(socket: WebSocket, job: str) -> None:
     try:
         caller = await _caller(server, socket)
         found = await server.plane.job(job)
+        server.seeing.check(caller, found)
         worker, tail = socket.query_params.get("worker"), socket.query_params.get("tail")
         lines = None if tail is None else min(number(tail, "tail"), _MOST_LINES)
         if worker is not None:

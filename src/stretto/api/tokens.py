@@ -33,7 +33,9 @@ async def create_token(request: Request, server: Server, caller: Admin) -> Respo
         raise UsageError(f"user: {asked.user!r} is not a name", hint="use up to 64 letters, digits, '.', '_', '@', '-'")
     if asked.expires_s is not None and asked.expires_s <= server.plane.told(server.plane.clock()):
         raise UsageError("expires_s: that time is past", hint="give seconds since 1970, or leave it out")
-    token, secret = await server.auth.create(asked.user, asked.role, asked.expires_s)
+    token, secret = await server.auth.create(
+        asked.user, asked.role, asked.expires_s, name=asked.account, shared=asked.shared
+    )
     return answers.json(answers.new_token(token, secret), 201, {"Cache-Control": "no-store"})
 
 

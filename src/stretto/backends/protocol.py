@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 
 from stretto.errors import StrettoError
+from stretto.jobs.model import Account
 
 SHELL = ("/bin/sh", "-c")
 """How a command begins that is a line for the shell: to be asked to end are the programs that it runs."""
@@ -58,9 +59,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     cwd: str
     env: dict[str, str]
-    """All variables of the worker; the backend adds those of its devices and limits."""
+    """All variables of the worker; the backend adds those of its devices, limits and account."""
+    account: Account | None = None
+    """As whom it runs; None: as the server."""
     log: str
     """The file that its output is appended to."""
+    folder: str = ""
+    """Of its job: there, and its account's, before it starts."""
     warm: bool = True
     """Whether it may be a fork of a warm interpreter."""
     cpu_milli: int = 0

@@ -102,18 +102,30 @@ def token_create(
         Parameter(help="viewer reads, user submits and changes their own jobs, admin does everything."),
     ] = "user",
     expires: Annotated[str | None, Parameter(help="So long it is good for: 12h, 30d; for ever if not given.")] = None,
+    account: Annotated[
+        str | None, Parameter(help="The account of the server's machine that its jobs run as; default: of that name.")
+    ] = None,
+    shared: Annotated[
+        bool, Parameter(negative=(), help="They may do all that the account can that the server runs as.")
+    ] = False,
     json: Json = False,
     connection: Connection = HERE,
 ) -> None:
     """Make a token. Its secret is shown once."""
     expires_s = None if expires is None else show.now_s() + words.seconds(expires)
     with connection.client() as client:
-        made = client.create_token(user, role, expires_s=expires_s)
+        made = client.create_token(user, role, expires_s=expires_s, account=account, shared=shared)
     if json:
         show.as_json(made)
         return
     print(made["secret"])
     show.note(f"token {made.id} of {made.user} ({made.role}); keep it now, it is not shown again")
+    if made.get("account"):
+        show.note(f"its jobs run as the account {made.account}")
+    elif shared:
+        show.note(
+            f"its jobs run as the account of the server: {made.user} can do what that one can, and read its files"
+        )
 
 
 @token.command(name="list")

@@ -84,6 +84,16 @@ def up(
     record: Annotated[
         Path | None, Parameter(help="Write every decision to this file: `stretto sim replay` plays it again.")
     ] = None,
+    shared: Annotated[
+        bool, Parameter(negative=(), help="Jobs of all users run as this server's account, and reach all that is its.")
+    ] = False,
+    opened: Annotated[
+        bool,
+        Parameter(
+            name="--open", negative=(), help="Whoever has a token reads everybody's job files, logs and results."
+        ),
+    ] = False,
+    allow_root: Annotated[bool, Parameter(negative=(), help="Tokens may be made whose jobs run as root.")] = False,
     warm: Annotated[bool, Parameter(negative="--cold", help="Workers may be forks of a warm interpreter.")] = True,
     json: Json = False,
 ) -> None:
@@ -120,6 +130,9 @@ def up(
         away_s=words.seconds(away),
         warm=warm,
         reserve_mib=None if reserve is None else words.disk_mib(reserve),
+        shared=shared,
+        opened=opened,
+        allow_root=allow_root,
         record=str(record.absolute()) if record else "",
     )
     if detach:
@@ -169,11 +182,14 @@ def _process_gone(info: Info | None) -> Iterator[None]:
 def _ready(info: Info, json: bool) -> None:
     if json:
         key = {"key": info.pin} if info.pin else {}
-        show.as_json({"url": info.url, "pid": info.pid, "version": info.version, "slots": info.slots, **key})
+        told = {"url": info.url, "pid": info.pid, "version": info.version, "slots": info.slots, "notes": info.notes}
+        show.as_json({**told, **key})
     else:
         print(f"ready at {info.url} (process {info.pid}): {info.slots}")
         if info.pin:
             print(f"its key is {info.pin}")
+        for note in info.notes:
+            show.note(note)
     sys.stdout.flush()
 
 

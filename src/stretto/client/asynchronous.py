@@ -212,8 +212,16 @@ class AsyncClient:
     async def tokens(self) -> list[Token]:
         return await self._do(calls.tokens())
 
-    async def create_token(self, user: str, role: str = "user", *, expires_s: float | None = None) -> Token:
-        return await self._do(calls.create_token(user, role, expires_s))
+    async def create_token(
+        self,
+        user: str,
+        role: str = "user",
+        *,
+        expires_s: float | None = None,
+        account: str | None = None,
+        shared: bool = False,
+    ) -> Token:
+        return await self._do(calls.create_token(user, role, expires_s, account, shared))
 
     async def revoke_token(self, id: str) -> None:
         return await self._do(calls.revoke_token(id))

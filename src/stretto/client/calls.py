@@ -214,9 +214,10 @@ def tokens() -> Call[list[Token]]:
     return _list("/v1/tokens", Token)
 
 
-def create_token(user: str, role: str, expires_s: float | None) -> Call[Token]:
-    until = {} if expires_s is None else {"expires_s": expires_s}
-    return _post("/v1/tokens", Token, {"user": user, "role": role, **until})
+def create_token(user: str, role: str, expires_s: float | None, account: str | None, shared: bool) -> Call[Token]:
+    more = {"expires_s": expires_s, "account": account, "shared": shared or None}
+    given = {name: value for name, value in more.items() if value is not None}
+    return _post("/v1/tokens", Token, {"user": user, "role": role, **given})
 
 
 def revoke_token(id: str) -> Call[None]:

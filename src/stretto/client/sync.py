@@ -262,9 +262,17 @@ class Client:
     def tokens(self) -> list[Token]:
         return self._do(calls.tokens())
 
-    def create_token(self, user: str, role: str = "user", *, expires_s: float | None = None) -> Token:
+    def create_token(
+        self,
+        user: str,
+        role: str = "user",
+        *,
+        expires_s: float | None = None,
+        account: str | None = None,
+        shared: bool = False,
+    ) -> Token:
         """Its `secret` is in this answer and nowhere else."""
-        return self._do(calls.create_token(user, role, expires_s))
+        return self._do(calls.create_token(user, role, expires_s, account, shared))
 
     def revoke_token(self, id: str) -> None:
         return self._do(calls.revoke_token(id))

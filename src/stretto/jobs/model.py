@@ -65,11 +65,18 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """By whom or what, where its job would go on."""
 
 
+class Account(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Of the machine, by name and number: both must belong together when anything is started as it."""
+
+    name: str
+    uid: int
+
+
 class Context(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the submitter's surroundings contribute."""
 
     cwd: str
-    """Absolute: what a relative `workdir` is relative to."""
+    """Absolute, or `~`: what a relative `workdir` is relative to."""
     env: dict[str, str] = {}
     """Variables taken over from where it was submitted; those of the job file come on top."""
 
@@ -84,6 +91,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The job file, as it was accepted."""
     context: Context
     level: Level
+    account: Account | None = None
+    """Whose processes its workers are, where the server can tell accounts apart; None: the server's own."""
     width_milli: int = 1000
     """Milli-GPU per worker."""
     min_workers: int = 1

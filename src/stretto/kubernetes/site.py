@@ -15,7 +15,7 @@ import msgspec
 from stretto.backends.protocol import Launch
 from stretto.core.snapshot import GPU
 from stretto.jobs import events as e
-from stretto.jobs.model import Worker
+from stretto.jobs.model import Job, Worker
 from stretto.kubernetes import capacity, fitting, pods, quantities
 from stretto.kubernetes.cluster import Cluster, gpu_memory_mib, job_of
 from stretto.kubernetes.drivers import driver_for
@@ -124,6 +124,10 @@ class ClusterSite:
             env=driver.environment(event.worker, event.seat, event.member, size),
             log="",
         )
+
+    def identity(self, job: Job) -> None:
+        """The boundary is the namespace: pods say themselves whose their processes are."""
+        return
 
     def explanation(self, active: Active, worker: Worker) -> None:
         """Its pod has said already how its log ends."""

@@ -47,6 +47,9 @@ _BASE = (
 """Variables that a job has from the server where it does not bring them along."""
 
 
+_OF_AN_ACCOUNT = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "TMPDIR"})
+
+
 def request_of(job: Job, file: JobFile) -> JobRequest:
     """What it asks for now: scaling changes the sizes of the job file."""
     asked = file.request(job.name)
@@ -106,9 +109,13 @@ def _split(line: str) -> list[str]:
         return []
 
 
-def environment(job: Job, file: JobFile, server: Mapping[str, str]) -> dict[str, str]:
-    """The variables of its workers, without what depends on the worker."""
-    return {**usual(server), **job.context.env, **file.env, "STRETTO_JOB": job.id}
+def environment(job: Job, file: JobFile, server: Mapping[str, str], *, alien: bool = False) -> dict[str, str]:
+    """The variables of its workers, without what depends on the worker. `alien`: they run as another account than the
+    server, which gives them what is its own."""
+    given = {**usual(server), **job.context.env}
+    if alien:
+        given = {name: value for name, value in given.items() if name not in _OF_AN_ACCOUNT}
+    return {**given, **file.env, "STRETTO_JOB": job.id}
 
 
 def usual(server: Mapping[str, str]) -> dict[str, str]:
@@ -116,5 +123,12 @@ def usual(server: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", **{name: server[name] for name in _BASE if name in server}}
 
 
-def workdir(job: Job, file: JobFile) -> str:
-    return os.path.normpath(os.path.join(job.context.cwd, os.path.expanduser(file.workdir)))
+def workdir(job: Job, file: JobFile, home: str = "") -> str:
+    return os.path.normpath(os.path.join(at_home(job.context.cwd, home), at_home(file.workdir, home)))
+
+
+def at_home(path: str, home: str = "") -> str:
+    """With what `~` means: our own home, unless another is given."""
+    if home and (path == "~" or path.startswith("~/")):
+        return home + path[1:]
+    return os.path.expanduser(path)

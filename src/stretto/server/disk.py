@@ -165,7 +165,8 @@ class Disk:
         for number, active in sorted(running.items()):
             count = self._counts.get(number)
             if count is None:
-                count = self._counts[number] = Count([self._data / "jobs" / active.job.id], self._data / "jobs")
+                folders = [self._data / "jobs" / active.job.id, self._data / "records" / active.job.id / "logs"]
+                count = self._counts[number] = Count(folders, self._data)
             try:
                 async with asyncio.timeout(_LONGEST_S):
                     await aside(lambda count=count: count.go_on(time.monotonic() + _SLICE_S))  # type: ignore[misc]

@@ -112,6 +112,7 @@ class Loop:
             terminate=self._terminate,
             environment=environment,
             disturbed=self._disturbed,
+            identity=site.identity,
         )
         self._neighbours = Neighbours(backend.nodes, clock)
         self._launches: dict[str, tuple[int, str]] = {}

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from stretto import plugins
+from stretto.accounts import Accounts
 from stretto.backends.protocol import Backend, Node
 from stretto.control.admission import Socket
 from stretto.core import cycle, placement
@@ -29,7 +30,7 @@ from stretto.core.snapshot import Snapshot
 from stretto.errors import Conflict, Impossible, NotFound, StrettoError, Unavailable, UsageError
 from stretto.jobs import events as e
 from stretto.jobs import lifecycle
-from stretto.jobs.model import ENDED, Context, Job
+from stretto.jobs.model import ENDED, Account, Context, Job
 from stretto.server import asked, cycle_settings, disk, loss
 from stretto.server import view as views
 from stretto.server.book import Active, Book
@@ -59,6 +60,8 @@ _BEHIND = 10_000
 
 
 _MOST_SHAPES = 1000
+_FIRST_PORT = 1024
+"""That anybody may listen on."""
 _JOBS_AT_ONCE = 500
 _MOST_NAMED = 3
 _NO_ROOM = frozenset({"no-room", "behind-head", "lower-queue", "waits-for-turn", "fragmented"})
@@ -155,10 +158,11 @@ class Plane:
         record: Path | None = None,
         notify_to: Iterable[str] = (),
         room: disk.Rules | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         """`told`: what people's clocks call a moment of `clock`, `heard`: the other way round. `record`: a file in
         which every decision is written down. `notify_to`: networks that job files may have told of their events, beside
-        the public ones. `room`: how the disk is looked after."""
+        the public ones. `room`: how the disk is looked after. `accounts`: None: all jobs run as the server's own."""
         self.folder, self.store, self.backend, self.clock, self.told = folder, store, backend, clock, told
         self._loaded = store.load()
         self.book = Book(store, clock)
@@ -181,7 +185,7 @@ class Plane:
         self._options: dict[str, Any] = dict(chosen["options"])
         surroundings = os.environ if environment is None else environment
         estimates, jobs = Estimates(self._loaded.learned), folder / "jobs"
-        site = LocalSite(backend, estimates, jobs, surroundings)
+        site = LocalSite(backend, estimates, jobs, surroundings, accounts)
         self._recorder = Recorder(record) if record is not None else None
         self.loop = Loop(
             self.book, backend, estimates, rules, site, folder=jobs, url=url, environment=surroundings, clock=clock,
@@ -270,10 +274,20 @@ class Plane:
 
     # Jobs in.
 
-    async def submit(self, file: JobFile, context: Context, user: str, *, key: str = "", digest: str = "") -> Job:
-        """Accept a job: durable when this returns. The same key gives the same job again."""
+    async def submit(
+        self,
+        file: JobFile,
+        context: Context,
+        user: str,
+        *,
+        key: str = "",
+        digest: str = "",
+        account: Account | None = None,
+    ) -> Job:
+        """Accept a job: durable when this returns. The same key gives the same job again. `account`: as which it runs,
+        where accounts are told apart."""
         try:
-            return await self._accept(file, context, user, key, digest)
+            return await self._accept(file, context, user, key, digest, account)
         except StrettoError:
             # A key that came before is found out here, where it costs others nothing: whatever was in order then, its
             # name for one, need not be now.
@@ -288,12 +302,18 @@ class Plane:
             )
         return self._current(job)
 
-    async def _accept(self, file: JobFile, context: Context, user: str, key: str, digest: str) -> Job:
+    async def _accept(
+        self, file: JobFile, context: Context, user: str, key: str, digest: str, account: Account | None
+    ) -> Job:
         if self.disk.trouble:
             raise Unavailable(f"nothing is accepted now: {self.disk.trouble}", hint="make room on its disk")
         request = self.check(file, user)
+        if file.service is not None and file.service.port < _FIRST_PORT and account is not None and account.uid:
+            raise UsageError(
+                f"service.port: {file.service.port} is for root alone", hint=f"choose one from {_FIRST_PORT} on"
+            )
         number = self._next
-        job = self._new_job(number, file, request, context, user)
+        job = msgspec.structs.replace(self._new_job(number, file, request, context, user), account=account)
         if (holder := self.book.names.get(job.name)) is not None:
             raise Conflict(
                 f"the name {job.name!r} is taken by job {holder}, which has not ended",
@@ -689,10 +709,14 @@ class Plane:
         for klass in sorted(unused & set(self.classes()) - {active.request.klass for active in self.book}):
             await self.forget_class(klass, "retention")
 
-    def _classes_with_jobs(self, looked_for: frozenset[str]) -> set[str]:
+    async def classes_with_jobs(self, looked_for: frozenset[str], user: str) -> set[str]:
+        """Those of which a job of this user is stored."""
+        return await asyncio.to_thread(self._classes_with_jobs, looked_for, user)
+
+    def _classes_with_jobs(self, looked_for: frozenset[str], user: str | None = None) -> set[str]:
         """Those of which a job is stored. In a thread."""
         found: set[str] = set()
-        query = Query(limit=_JOBS_AT_ONCE)
+        query = Query(limit=_JOBS_AT_ONCE, user=user)
         while found < looked_for:
             page = self.store.jobs(query)
             found |= looked_for & {asked.class_of(job) for job in page.items}
@@ -718,7 +742,7 @@ class Plane:
 
     def logs(self, job: Job) -> Path:
         """Where the logs of its workers are: `w0.log` and so on."""
-        return self.folder / "jobs" / job.id / "logs"
+        return self.folder / "records" / job.id / "logs"
 
     def _publish(self, recorded: e.Recorded, job: Job | None) -> None:
         for watch in list(self._watches):

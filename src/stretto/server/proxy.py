@@ -27,6 +27,7 @@ LOOPBACK = "127.0.0.1"
 _CONFIG, _ADMIN = "haproxy.cfg", "admin.sock"
 _FRONT, _BACK = "clients", "replicas"
 _FEWEST_PLACES = 64
+_NOBODY = 65534
 _MOST_CONNECTIONS = 4000
 _PATIENCE_S = 2.0
 _CLOSED_PORT = 1
@@ -91,10 +92,12 @@ class Proxy:
         """The folder is below `root`, and the job can put anything in its place."""
         self.folder, self.root = folder, root
 
-    def prepare(self, program: str, host: str, port: int, health: str | None, most: int) -> tuple[str, ...]:
-        """Write its configuration; the command that starts it."""
+    def prepare(
+        self, program: str, host: str, port: int, health: str | None, most: int, *, lowered: bool = False
+    ) -> tuple[str, ...]:
+        """Write its configuration; the command that starts it. `lowered`: it gives up root's rights when it listens."""
         jobfiles.make_folder(self.folder, root=self.root)
-        jobfiles.write(self.folder / _CONFIG, configuration(host, port, health, most).encode(), root=self.root)
+        jobfiles.write(self.folder / _CONFIG, configuration(host, port, health, most, lowered).encode(), root=self.root)
         # Relative to its folder: the name of a Unix socket is short, a folder's need not be.
         return program, "-db", "-C", str(self.folder), "-f", _CONFIG
 
@@ -131,12 +134,13 @@ async def _all(reader: asyncio.StreamReader) -> bytes:
     return said
 
 
-def configuration(host: str, port: int, health: str | None, most: int) -> str:
+def configuration(host: str, port: int, health: str | None, most: int, lowered: bool = False) -> str:
     places = max(_FEWEST_PLACES, 2 * most)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     room = _MOST_CONNECTIONS if files < 0 else max(10, min(_MOST_CONNECTIONS, (files - 2 * places - 100) // 2))
     address = f"[{host}]" if ":" in host else host
     check = f"    option httpchk GET {health}\n" if health else ""
+    rights = f"    uid {_NOBODY}\n    gid {_NOBODY}\n" if lowered else ""
     # A request that never reached a replica is given to another one. One that did is not tried again: it may have
     # been what killed it. Connections to replicas are not kept: the replica may close one just when the next request
     # comes, and programs that wait for all their connections would not end. Without noreuseport two haproxies would
@@ -148,6 +152,7 @@ global
     nbthread {max(1, min(4, len(os.sched_getaffinity(0))))}
     maxconn {room}
     noreuseport
+{rights}\
 defaults
     mode http
     log global

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from stretto.accounts import Accounts, Identity
 from stretto.backends.protocol import Backend, Launch, LaunchFault
 from stretto.core import cycle, preempting
 from stretto.core.cycle import CycleState
@@ -23,7 +24,7 @@ from stretto.jobs import events as e
 from stretto.jobs.model import Job, Seat, Worker
 from stretto.server import asked, deciding, drivers, loss, reconcile, view
 from stretto.server.book import Active
-from stretto.server.drivers.base import Driver, Surroundings
+from stretto.server.drivers.base import Driver, Surroundings, records_beside
 from stretto.server.drivers.service import PROXY, SOCKET
 from stretto.server.estimates import Estimates
 from stretto.server.tracebacks import last_alert, last_line, last_traceback
@@ -73,6 +74,9 @@ class Site(Protocol):
     def launch(self, active: Active, event: e.Launched, size: int, driver: Driver) -> Launch:
         """What is to be started. So many are launched together."""
 
+    def identity(self, job: Job) -> Identity | None:
+        """Whose processes its workers are; None: whoever we are. Raises `AccountRefused`."""
+
     def explanation(self, active: Active, worker: Worker) -> Callable[[], str] | None:
         """Looks up, in a thread, what a person would look up first of a process that failed. None: all is said."""
 
@@ -80,8 +84,16 @@ class Site(Protocol):
 class LocalSite:
     """This machine: jobs have folders, logs and the variables of their submitter."""
 
-    def __init__(self, backend: Backend, estimates: Estimates, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        estimates: Estimates,
+        folder: Path,
+        environment: Mapping[str, str],
+        accounts: Accounts | None = None,
+    ) -> None:
         self._backend, self._estimates, self._folder, self._environment = backend, estimates, folder, environment
+        self._accounts, self._records = accounts, records_beside(folder)
 
     def pools(self) -> tuple[str, ...]:
         return view.Cluster(self._backend.nodes()).pools
@@ -122,12 +134,16 @@ class LocalSite:
     def driver(self, active: Active, around: Surroundings, prepared: Any = None) -> Driver:
         return drivers.driver_for(active, around, prepared)
 
+    def identity(self, job: Job) -> Identity | None:
+        return None if self._accounts is None else self._accounts.identity(job)
+
     def launch(self, active: Active, event: e.Launched, size: int, driver: Driver) -> Launch:
         return self._helper(active, event, driver) if event.helper else self._worker(active, event, size, driver)
 
     def _worker(self, active: Active, event: e.Launched, size: int, driver: Driver) -> Launch:
         job, file = active.job, active.file
-        env = asked.environment(job, file, self._environment)
+        who = self.identity(job)
+        env = asked.environment(job, file, self._environment, alien=who is not None)
         env |= driver.environment(event.worker, event.seat, event.member, size)
         env["STRETTO_JOB_FOLDER"] = str(self._folder / job.id)
         return Launch(
@@ -139,9 +155,11 @@ class LocalSite:
             # Who starts it looks for the program: in this thread a PATH on a file system that hangs would hold up all.
             command=driver.command(event.member, None),
             warm=driver.warm,
-            cwd=asked.workdir(job, file),
+            cwd=asked.workdir(job, file, "" if who is None else who.home),
             env=env,
+            account=None if who is None else job.account,
             log=self._log(job, event.worker),
+            folder=str(self._folder / job.id),
             cpu_milli=active.request.cpu_milli,
             memory_mib=active.request.memory_mib,
             grace_s=file.stop.grace,
@@ -151,6 +169,8 @@ class LocalSite:
         """It has nothing of the job's surroundings, and no limits."""
         try:
             command = driver.helper_command(event.worker)
+            # The proxy is ours, and does what we have written down for it.
+            alien = event.worker != PROXY and self.identity(active.job) is not None
         except OSError as error:
             raise LaunchFault(f"{error.filename}: {error.strerror}") from None
         return Launch(
@@ -160,23 +180,25 @@ class LocalSite:
             node=event.seat.node,
             command=command,
             warm=False,
-            cwd=str(self._folder / active.job.id),
+            cwd=str(self._folder / active.job.id if event.worker != PROXY else self._records / active.job.id),
             env={name: self._environment[name] for name in ("PATH", "LANG", "TZ") if name in self._environment},
+            account=active.job.account if alien else None,
             log=self._log(active.job, event.worker),
+            folder=str(self._folder / active.job.id),
             grace_s=active.file.stop.grace,
         )
 
     def _log(self, job: Job, worker: str) -> str:
-        return str(self._folder / job.id / "logs" / f"{worker}.log")
+        return str(self._records / job.id / "logs" / f"{worker}.log")
 
     def explanation(self, active: Active, worker: Worker) -> Callable[[], str]:
         """The end of the script's traceback; of a helper, its own complaint."""
         log = Path(self._log(active.job, worker.name))
         if worker.name == PROXY:
-            return partial(last_alert, log, self._folder)
+            return partial(last_alert, log, self._records)
         if worker.name == SOCKET:
-            return partial(last_line, log, self._folder)
-        return lambda: "\n".join(last_traceback(log, self._folder).splitlines()[-_LOG_TAIL:])
+            return partial(last_line, log, self._records)
+        return lambda: "\n".join(last_traceback(log, self._records).splitlines()[-_LOG_TAIL:])
 
 
 class _Move(NamedTuple):

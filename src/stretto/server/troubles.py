@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stretto import jobfiles
+from stretto.accounts import AccountRefused
 from stretto.backends.protocol import Exit
 from stretto.control.journal import JournalError
 from stretto.jobfiles import Spoilt
@@ -39,7 +40,7 @@ def next_trouble(before: Trouble | None, text: str, now_s: float) -> Trouble:
 
 def is_final(error: Exception) -> bool:
     """Whether it will be the same the next time."""
-    return isinstance(error, (Spoilt, JournalError))
+    return isinstance(error, (Spoilt, JournalError, AccountRefused))
 
 
 def is_the_machines(error: Exception) -> bool:

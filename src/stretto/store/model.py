@@ -82,6 +82,9 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: float | None = None
     last_used_s: float | None = None
     """Not more exact than a minute."""
+    account: str | None = None
+    """Whose processes its jobs are, with the account's number; None: it was made where nobody tells them apart."""
+    uid: int | None = None
 
     def expired(self, now_s: float) -> bool:
         return self.expires_s is not None and self.expires_s <= now_s

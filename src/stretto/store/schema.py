@@ -22,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest revision in `migrations/`: the one this code knows."""
 
 # SQLite's own row number is an INTEGER; its integers have 64 bits anyway.
@@ -123,5 +123,7 @@ tokens = Table(
     Column("created_s", Real, nullable=False),
     Column("expires_s", Real),
     Column("last_used_s", Real),
+    Column("account", Word),
+    Column("uid", Number),
     UniqueConstraint("hash", name="tokens_by_hash"),
 )

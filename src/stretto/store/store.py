@@ -121,6 +121,10 @@ class Store:
         """All, also those that have expired; the oldest first."""
         return self._read(reading.tokens)
 
+    def give_account(self, token_id: str, account: str, uid: int) -> Future[None]:
+        """From now on its jobs run as this account."""
+        return self._writer.submit(writing.GiveAccount(token_id, account, uid))
+
     def revoke_token(self, token_id: str) -> Future[bool]:
         """False: there was none."""
         return self._writer.submit(writing.RevokeToken(token_id))

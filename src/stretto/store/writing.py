@@ -296,6 +296,17 @@ class RevokeToken:
         return bool(batch.connection.execute(delete(t.tokens).where(t.tokens.c.id == self._id)).rowcount)
 
 
+class GiveAccount:
+    numbers: frozenset[int] = frozenset()
+
+    def __init__(self, token_id: str, account: str, uid: int) -> None:
+        self._id, self._account, self._uid = token_id, account, uid
+
+    def write(self, batch: Batch) -> None:
+        change = update(t.tokens).where(t.tokens.c.id == self._id)
+        batch.connection.execute(change.values(account=self._account, uid=self._uid))
+
+
 class TouchToken:
     """Note that it was used, unless that was noted less than `every_s` ago."""
 

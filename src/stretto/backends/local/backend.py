@@ -31,7 +31,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from stretto import jobfiles
+from stretto import accounts, jobfiles
+from stretto.accounts import AccountRefused, Identity
 from stretto.backends.local import containment, supervisor
 from stretto.backends.local.forkserver import ForkFailed, ForkServer, ForkServers
 from stretto.backends.local.machine import Machine
@@ -191,12 +192,12 @@ class LocalBackend:
         """Whatever happens, this ends with a process that is watched, an exit that is told, or a `LaunchError`."""
         try:
             found = await self._looked_at(launch)
-            launch, env = found.launch, found.env
-            await self._in_thread(lambda: self._prepare(launch, env))
+            launch, env, who = found.launch, found.env, found.who
+            await self._in_thread(lambda: self._prepare(launch, env, who))
         except BaseException:
             del self._known[run.launch]
             raise
-        server, why = await self._warm_server(launch, env, found.python)
+        server, why = await self._warm_server(launch, env, who, found.python)
         try:
             for order in run.orders:
                 self.runs.order(launch.id, order)
@@ -227,18 +228,22 @@ class LocalBackend:
             await self._settle(run)
             return
         if word.get("pid"):
+            if word.get("how") == "plain" and how == "forked":
+                how, why = "plain", str(word.get("why", ""))
             self._tell(Started(launch=run.launch, pid=word["pid"], how=how, why=why))
 
     async def _looked_at(self, launch: Launch) -> _Found:
         """Everything that can be known to be wrong before anything is written. The worker's environment with it."""
         if launch.node not in {node.name for node in self._nodes}:
             raise LaunchError(f"there is no node {launch.node!r}")
-        env = {**launch.env, **self._machine.variables(launch), containment.MARK: self.runs.mark(launch.id)}
+        who = await self._in_thread(lambda: _identity(launch))
+        own = {} if who is None else who.variables
+        env = {**own, **launch.env, **self._machine.variables(launch), containment.MARK: self.runs.mark(launch.id)}
         if self._machine.quota_milli(launch) and not self.means.cpu:
             # Nobody enforces it here: who can pace itself does (`stretto.runtime.pacer`).
             env["STRETTO_CPU_SHARE"] = f"{self._machine.quota_milli(launch) / 1000:g}"
         try:
-            return await self._beside(launch.job, lambda: _look(launch, env, self.runs.data))
+            return await self._beside(launch.job, lambda: _look(launch, env, self.runs.data, who))
         except TimeoutError:
             text = f"its working directory {launch.cwd}, or a folder of its PATH, does not answer"
             raise LaunchFault(text, hint="is it on a file system that is away?") from None
@@ -272,14 +277,14 @@ class LocalBackend:
             room = self._rooms[job] = asyncio.Semaphore(_LOOKS_OF_A_JOB)
         return room
 
-    def _prepare(self, launch: Launch, env: dict[str, str]) -> None:
+    def _prepare(self, launch: Launch, env: dict[str, str], who: Identity | None) -> None:
         """In a thread: write the run directory."""
         try:
-            self._write(launch, env)
+            self._write(launch, env, who)
         except OSError as error:
             raise LaunchFault(_described(error, str(self.runs.folder))) from None
 
-    def _write(self, launch: Launch, env: dict[str, str]) -> None:
+    def _write(self, launch: Launch, env: dict[str, str], who: Identity | None) -> None:
         quota_milli = self._machine.quota_milli(launch)
         words = {
             "away_s": self._away_s,
@@ -287,11 +292,13 @@ class LocalBackend:
             "box": containment.box(self.means, launch.id, quota_milli, launch.memory_mib, mark=env[containment.MARK]),
         }
         try:
-            self.runs.create(launch, env, self._machine.affinity(launch), **words)
+            self.runs.create(launch, env, self._machine.affinity(launch), who, **words)
         except ValueError as error:
             raise LaunchError(str(error)) from None
 
-    async def _warm_server(self, launch: Launch, env: dict[str, str], python: str) -> tuple[ForkServer | None, str]:
+    async def _warm_server(
+        self, launch: Launch, env: dict[str, str], who: Identity | None, python: str
+    ) -> tuple[ForkServer | None, str]:
         """The server that can fork this worker, or why there is none. One that still imports is waited for: the worker
         itself would need as long."""
         if self._forks is None or not launch.warm:
@@ -301,7 +308,7 @@ class LocalBackend:
         forks = self._forks
         while True:
             try:
-                server, why = await self._beside(launch.job, lambda: _willing(forks, python, launch, env))
+                server, why = await self._beside(launch.job, lambda: _willing(forks, python, launch, env, who))
             except Exception as error:
                 # Without one it only starts later.
                 _log.warning("no fork server for %s", launch.id, exc_info=error)
@@ -315,6 +322,8 @@ class LocalBackend:
     ) -> tuple[Any, str]:
         """In a thread: start the supervisor, and say how and why so."""
         path = self.runs.path(launch.id)
+        if server is not None and server.who is not None:
+            return self._start_tended(run, launch, env, server, ready)
         if server is not None:
             try:
                 with open(own_log(path), "a") as log, open(os.devnull) as nothing:
@@ -326,6 +335,25 @@ class LocalBackend:
         run.pid = spawn(path, ready, why)
         run.pidfd = os.pidfd_open(run.pid)
         return "plain", why
+
+    def _start_tended(
+        self, run: _Run, launch: Launch, env: dict[str, str], server: ForkServer, ready: int
+    ) -> tuple[Any, str]:
+        """The supervisor is a program of ours, and asks the fork server, which is somebody else's, itself."""
+        path, connection, request, why = self.runs.path(launch.id), None, -1, ""
+        try:
+            connection, request = server.tended(launch.command, env, launch.cwd)
+        except ForkFailed as error:
+            why = error.message
+        try:
+            asking = () if connection is None else (connection.fileno(), request)
+            run.pid = spawn(path, ready, why, asking)
+        finally:
+            if connection is not None:
+                connection.close()
+                os.close(request)
+        run.pidfd = os.pidfd_open(run.pid)
+        return "plain" if why else "forked", why
 
     async def _refused(self, run: _Run, word: Mapping[str, Any]) -> None:
         """The supervisor could not start the worker; nothing may be left of the attempt when the caller hears it."""
@@ -486,14 +514,18 @@ class _Found(NamedTuple):
     env: dict[str, str]
     python: str
     """The interpreter that its command names; empty when it is another program."""
+    who: Identity | None
+    """Whose process it will be, if not ours."""
 
 
-def _look(launch: Launch, env: dict[str, str], data: Path) -> _Found:
+def _look(launch: Launch, env: dict[str, str], data: Path, who: Identity | None) -> _Found:
     """In a thread that may hang. A `python` that is nowhere is ours."""
-    if launch.command[:1] in (("python",), ("python3",)) and not _program(launch, env):
-        launch = msgspec.structs.replace(launch, command=(sys.executable, *launch.command[1:]))
-    _check(launch, env, data)
-    return _Found(launch, env, _interpreter(launch, env))
+    with accounts.acting(who):
+        if launch.command[:1] in (("python",), ("python3",)) and not _program(launch, env):
+            launch = msgspec.structs.replace(launch, command=(sys.executable, *launch.command[1:]))
+        python = _interpreter(launch, env) if launch.command else ""
+    _check(launch, env, data, who)
+    return _Found(launch, env, python, who)
 
 
 def _release(*rooms: asyncio.Semaphore) -> None:
@@ -501,26 +533,50 @@ def _release(*rooms: asyncio.Semaphore) -> None:
         room.release()
 
 
-def _check(launch: Launch, env: dict[str, str], data: Path) -> None:
+def _identity(launch: Launch) -> Identity | None:
+    """Whose process it will be, if not ours; raises `LaunchError`."""
+    if launch.account is None:
+        return None
+    try:
+        return accounts.identity(launch.account)
+    except AccountRefused as error:
+        raise LaunchError(error.message, hint=error.hint) from None
+
+
+def _check(launch: Launch, env: dict[str, str], data: Path, who: Identity | None) -> None:
     """Find out what would keep it from starting; raises `LaunchError`."""
-    # First of all: a helper runs in its job's folder, which this makes.
+    # First of all: a helper runs in its job's folder.
+    if launch.folder:
+        accounts.own_folder(Path(launch.folder), root=data, who=who)
     root = _make_log_folder(launch, str(data))
-    if not os.path.isdir(launch.cwd):
-        raise LaunchError(f"there is no folder {launch.cwd} to run in", hint="give an existing working directory")
-    if not os.access(launch.cwd, os.X_OK):
-        raise LaunchError(f"the folder {launch.cwd} may not be entered", hint="change its permissions")
     if not launch.command:
         raise LaunchError("there is no command to run", hint="give a program and its arguments")
-    if not _program(launch, env):
-        name = launch.command[0]
-        raise LaunchError(f"there is no program {name!r}", hint="give its full path, or put its folder on PATH")
+    if who is None:
+        _look_for_program(launch, env)
+    elif why := accounts.unreachable(Path(launch.folder or data), who):
+        hint = "start the server with a --data that everybody may pass through"
+        raise LaunchError(f"the account {who.name} cannot reach {launch.folder}: {why}", hint=hint)
     try:
         fd = jobfiles.opened(launch.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, root=root)
         with contextlib.suppress(PermissionError):
             os.fchmod(fd, 0o600)
+            if who is not None:
+                os.fchown(fd, who.uid, who.gid)
         os.close(fd)
     except OSError as error:
         raise _unwritable(launch, error) from None
+
+
+def _look_for_program(launch: Launch, env: dict[str, str]) -> None:
+    """Of one that runs as ourselves. What another account would find is not for us to look up: its own process does,
+    once it has that account's rights."""
+    if not os.path.isdir(launch.cwd):
+        raise LaunchError(f"there is no folder {launch.cwd} to run in", hint="give an existing working directory")
+    if not os.access(launch.cwd, os.X_OK):
+        raise LaunchError(f"the folder {launch.cwd} may not be entered", hint="change its permissions")
+    if not _program(launch, env):
+        name = launch.command[0]
+        raise LaunchError(f"there is no program {name!r}", hint="give its full path, or put its folder on PATH")
 
 
 def _described(error: OSError, where: str = "") -> str:
@@ -565,11 +621,11 @@ def _begin(forks: ForkServers, env: Mapping[str, str]) -> None:
 
 
 def _willing(
-    forks: ForkServers, python: str, launch: Launch, env: dict[str, str]
+    forks: ForkServers, python: str, launch: Launch, env: dict[str, str], who: Identity | None
 ) -> tuple[ForkServer | None, str]:  # fmt: skip
     """The fork server for this worker, and why it would not make it."""
     try:
-        server = forks.get(python, env)
+        server = forks.get(python, env, who)
     except ForkFailed as error:
         return None, error.message
     return server, server.refusal(launch.command, env, launch.cwd)

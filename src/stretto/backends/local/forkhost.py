@@ -12,6 +12,10 @@ pid with a descriptor of the process; a second answer, once it has ended, is its
 worker to whoever asked for it: when it closes, the worker is killed. When the owner's end of the control socket closes,
 or the server dies, all workers die.
 
+Where this is another account's than the owner's, a worker is asked for with `tend`: the fork is its parent, which ends
+its whole family, and all that it says to whoever asked is who there is and how it ended. That one, root's, watches
+both, and believes nothing that it cannot look up (`supervisor.py`). Neither ends with us.
+
 A request may also name a run directory (`supervise`, and one descriptor more). Then the fork is the launch's supervisor
 (`supervisor.py`, loaded from beside this file), which outlives everybody here, and the worker is a fork of that.
 
@@ -35,6 +39,7 @@ import json
 import os
 import resource
 import runpy
+import select
 import selectors
 import shutil
 import signal
@@ -55,10 +60,11 @@ PR_SET_CHILD_SUBREAPER = 36
 
 MARK = b"STRETTO_LAUNCH="
 
-WORDS = {b"fork": 4, b"supervise": 5}
+WORDS = {b"fork": 4, b"supervise": 5, b"tend": 4}
 """How many descriptors come with each."""
 _MOST_PENDING, _PATIENCE_S = 64, 5.0
 _MOST_REQUEST_BYTES = 1 << 26
+_REAP_EVERY_MS = 1000
 
 _libc = ctypes.CDLL(None)
 
@@ -94,7 +100,8 @@ class Unforkable(Exception):
 
 
 def serve(config_path: str) -> None:
-    """Run the server. Returns only in workers, when their script has ended."""
+    """Run the server. Returns only in workers, when their script has ended. `config_path`: of a descriptor that we have
+    inherited for it."""
     with open(config_path) as file:
         config = json.load(file)
     # Before anything else is: what is registered first is called last.
@@ -106,7 +113,8 @@ def serve(config_path: str) -> None:
     except Unforkable as reason:
         control.send(json.dumps({"failed": str(reason)}).encode())
         return
-    host = Host(socket.socket(fileno=config["listener"]), control, _thread_setters())
+    os.close(int(os.path.basename(config_path)))
+    host = Host(socket.socket(fileno=config["listener"]), control, _thread_setters(), config["owner"])
     supervisor = _beside("supervisor")
     gc.collect()
     gc.freeze()
@@ -115,8 +123,11 @@ def serve(config_path: str) -> None:
     request = host.run()
     if request is None:
         # The owner may have died, and then nobody else would.
-        shutil.rmtree(os.path.dirname(config_path), ignore_errors=True)
+        if config["folder"]:
+            shutil.rmtree(config["folder"], ignore_errors=True)
         os._exit(0)
+    if "tended" in request:
+        _tend(request.pop("tended"), supervisor.containment)
     if "supervise" in request:
         supervisor.supervise(request["supervise"], request["ready"], "forked")
     _become(request, ready["imported_env"], host.thread_setters)
@@ -214,10 +225,12 @@ def _import_first_step(cache: str) -> None:
             names = json.load(file)
     except (OSError, ValueError):
         names = _observe_first_step()
-        part = f"{cache}.{os.getpid()}"
-        with open(part, "w") as file:
-            json.dump(names, file)
-        os.replace(part, cache)
+        with contextlib.suppress(OSError):  # It is found anew the next time.
+            os.makedirs(os.path.dirname(cache), exist_ok=True)
+            part = f"{cache}.{os.getpid()}"
+            with open(part, "w") as file:
+                json.dump(names, file)
+            os.replace(part, cache)
     for name in names:
         if name not in sys.modules:
             # A name that was assigned into sys.modules by its package is not importable by itself.
@@ -244,7 +257,9 @@ def _touched_gpu() -> bool:
 class Host:
     """The loop of the server: requests come in, exits go out."""
 
-    def __init__(self, listener: socket.socket, control: socket.socket, thread_setters: list[Any]) -> None:
+    def __init__(self, listener: socket.socket, control: socket.socket, thread_setters: list[Any], owner: int) -> None:
+        """`owner`: whose processes may ask."""
+        self.owner = owner
         self.listener = listener
         self.control = control
         self.thread_setters = thread_setters
@@ -293,7 +308,7 @@ class Host:
         if len(self.pending) >= _MOST_PENDING:
             self._drop_oldest()
         connection.setblocking(False)
-        if _peer_uid(connection) != os.getuid():
+        if _peer_uid(connection) != self.owner:
             _refuse(connection, PermissionError("another user's process asked for a worker"))
             return
         self.pending[connection] = time.monotonic() + _PATIENCE_S
@@ -327,8 +342,12 @@ class Host:
             _refuse(connection, error)
             return None
         if pid == 0:
-            return self._leave(connection, word == b"supervise", fds)
+            return self._leave(connection, word, fds)
         _close(fds)
+        if word == b"tend":
+            # It answers itself.
+            connection.close()
+            return None
         self._answer(connection, pid)
         if word == b"supervise":
             connection.close()
@@ -337,10 +356,11 @@ class Host:
             self.selector.register(connection, selectors.EVENT_READ)
         return None
 
-    def _leave(self, connection: socket.socket, supervises: bool, fds: list[int]) -> dict[str, Any]:
+    def _leave(self, connection: socket.socket, word: bytes, fds: list[int]) -> dict[str, Any]:
         """In the fork: let go of everything of the server's, and read what is wanted."""
+        supervises = word == b"supervise"
         os.setsid()
-        if not supervises:
+        if word == b"fork":
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self.pid:
                 os._exit(1)
@@ -348,8 +368,10 @@ class Host:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
         _close([self.wake_in, self.wake_out])
-        for each in (self.listener, self.control, connection, *self.workers.values(), *self.pending):
+        for each in (self.listener, self.control, *self.workers.values(), *self.pending):
             each.close()
+        if word != b"tend":
+            connection.close()
         for number, fd in enumerate(fds[1:4]):
             os.dup2(fd, number)
         try:
@@ -360,6 +382,8 @@ class Host:
             os.write(2, f"this worker cannot be started: {error}\n".encode(errors="replace"))
             os._exit(127)
         _close(fds[:4])
+        if word == b"tend":
+            return {**request, "tended": connection}
         return {**request, "ready": fds[4]} if supervises else request
 
     def _answer(self, connection: socket.socket, pid: int) -> None:
@@ -412,6 +436,71 @@ class Host:
         with contextlib.suppress(OSError):
             connection.send(json.dumps({"exit_status": os.waitstatus_to_exitcode(status)}).encode())
         connection.close()
+
+
+def _tend(connection: socket.socket, containment: Any) -> None:
+    """Be the parent of a worker, and end with all of its family; only the worker comes back from here.
+
+    It begins when whoever asked says so: what only root can do for it is done by then.
+    """
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    begins, may_begin = os.pipe2(os.O_CLOEXEC)
+    parent, worker = os.getpid(), os.fork()
+    if worker == 0:
+        os.setsid()
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        connection.close()
+        os.close(may_begin)
+        if os.getppid() != parent or not os.read(begins, 1):
+            os._exit(1)
+        os.close(begins)
+        return
+    os.close(begins)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)
+    fds = [os.pidfd_open(parent), os.pidfd_open(worker)]
+    with contextlib.suppress(BaseException):
+        socket.send_fds(connection, [json.dumps({"parent": parent, "worker": worker}).encode()], fds)
+        status = _attend(connection, may_begin, worker, fds[1])
+        if status is not None:
+            connection.send(json.dumps({"status": status}).encode())
+    _end_family(containment)
+    os._exit(0)
+
+
+def _attend(connection: socket.socket, may_begin: int, worker: int, pidfd: int) -> int | None:
+    """How the worker ended, as `wait` says it; None: whoever asked for it has gone."""
+    poller = select.poll()
+    for source in (connection.fileno(), pidfd):
+        poller.register(source, select.POLLIN)
+    while True:
+        for source, _ in poller.poll(_REAP_EVERY_MS):
+            if source == pidfd:
+                return os.waitpid(worker, 0)[1]
+            if not connection.recv(16):
+                return None
+            os.write(may_begin, b"1")
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid == worker:
+                    break
+                os.waitpid(ended.si_pid, 0)
+
+
+def _end_family(containment: Any) -> None:
+    """As subreaper we are everybody's ancestor: no children means no descendants."""
+    pause_s = 0.001
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        with contextlib.suppress(OSError):
+            containment.kill_all(containment.descendants(os.getpid()))
+        time.sleep(pause_s)
+        pause_s = min(0.25, pause_s * 2)
 
 
 def _read_request(fd: int) -> dict[str, Any]:

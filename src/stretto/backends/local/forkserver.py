@@ -13,6 +13,9 @@ own.
 The server ends with its owner, the process that made it, and its workers end with the server; a worker also ends with
 whoever asked for it. Not so those that were asked for by `supervise`: they have a supervisor of their own.
 
+One of another account has its ids before its interpreter starts, serves that account alone, and is asked for workers by
+their supervisors, which are programs of ours (`tended`): nothing of it is ever run with our rights.
+
 Not as in a new interpreter: all workers of a server share the seed of `hash`, and `ps` shows the server's command line.
 """
 
@@ -23,6 +26,7 @@ import hashlib
 import json
 import os
 import resource
+import secrets
 import select
 import shutil
 import socket
@@ -38,6 +42,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from stretto import jobfiles
+from stretto.accounts import Identity, acting
 from stretto.backends.local.containment import MARK
 from stretto.errors import StrettoError
 
@@ -119,25 +124,33 @@ class Environment:
     version: str
     path: tuple[str, ...]
     start: Mapping[str, str]
+    who: Identity | None = None
 
     @classmethod
-    def of(cls, python: str, env: Mapping[str, str]) -> Self:
+    def of(cls, python: str, env: Mapping[str, str], who: Identity | None = None) -> Self:
         """Ask the interpreter; raises `ForkFailed` when it does not answer."""
         start = at_start(env)
         try:
             done = subprocess.run(
-                [python, "-c", _DESCRIBE], env=_server_env(env), cwd="/", capture_output=True, text=True, timeout=60
+                [python, "-c", _DESCRIBE],
+                env=_server_env(env, who),
+                cwd="/",
+                capture_output=True,
+                text=True,
+                timeout=60,
+                **_as(who),
             )
             version, prefix, path = json.loads(done.stdout)
         except (OSError, ValueError, TypeError, subprocess.TimeoutExpired) as error:
             raise ForkFailed(f"{python} is not a Python interpreter that starts: {error}") from None
-        return cls(os.path.abspath(python), f"{version} {prefix}", tuple(path), start)
+        return cls(os.path.abspath(python), f"{version} {prefix}", tuple(path), start, who)
 
     def key(self) -> str:
         """Changes when a package is installed, removed or exchanged."""
-        interpreter = os.stat(self.python)
-        about = [self.python, os.path.realpath(self.python), interpreter.st_mtime_ns, self.version]
-        contents = [(folder, sorted(_contents(folder))) for folder in self.path]
+        with acting(self.who):
+            interpreter = os.stat(self.python)
+            about = [self.python, os.path.realpath(self.python), interpreter.st_mtime_ns, self.version]
+            contents = [(folder, sorted(_contents(folder))) for folder in self.path]
         return hashlib.sha256(json.dumps([about, contents, sorted(self.start.items())]).encode()).hexdigest()[:24]
 
 
@@ -188,53 +201,83 @@ class ForkServer:
         *,
         preload: Sequence[str] = ("torch",),
         cache: Path | None = None,
+        who: Identity | None = None,
     ) -> None:
-        """`preload` is imported by name; with torch come the modules that a first training step imports.
+        """`who`: whose process it is; None: ours. `preload` is imported by name; with torch come the modules that a
+        first training step imports.
 
         Their list is found once per environment and kept in `cache`.
         """
         env = os.environ if env is None else env
         self._busy = 0
         self._asking = threading.Lock()
-        self.environment = Environment.of(python, env)
+        self.who = who
+        self.environment = Environment.of(python, env, who)
         self.key = self.environment.key()
         self.failure = ""
         self.ready = False
         self.modules = 0
         self._names: frozenset[str] = frozenset()
-        self._folder = tempfile.mkdtemp(prefix="stretto-", dir=_short_folder())
-        self.address = os.path.join(self._folder, "socket")
+        self._folder = "" if who else tempfile.mkdtemp(prefix="stretto-", dir=_short_folder())
+        self.address = os.path.join(self._folder, "socket") if who is None else f"\0stretto-{secrets.token_hex(16)}"
+        """Of another account's it is a name without a file, which nobody could replace."""
+        self._said = -1
         self._home = env.get("HOME", "")
         self._imported_env: dict[str, str] = {}
         self._user_site = False
         self._hearing = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = self._start(_server_env(env), tuple(preload), cache or _cache_folder(), theirs)
+        self._process = self._start(_server_env(env, who), tuple(preload), cache or _cache_folder(who), theirs)
 
     def _start(
         self, env: dict[str, str], preload: tuple[str, ...], cache: Path, theirs: socket.socket
     ) -> subprocess.Popen[bytes]:
-        cache.mkdir(parents=True, exist_ok=True)
-        config = Path(self._folder, "config.json")
+        if self.who is None:
+            cache.mkdir(parents=True, exist_ok=True)
         with (
             theirs,
             socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
-            open(Path(self._folder, "log"), "wb") as log,
+            open(self._log(), "wb", buffering=0) as log,
+            open(os.memfd_create("stretto-config"), "wb", buffering=0) as config,
         ):
             listener.bind(self.address)
             listener.listen(128)
-            words = {"control": theirs.fileno(), "listener": listener.fileno(), "preload": preload}
-            config.write_text(json.dumps({**words, "cache": str(cache / f"first-step-{self.key}.json")}))
+            words = {
+                "control": theirs.fileno(),
+                "listener": listener.fileno(),
+                "preload": preload,
+                "cache": str(cache / f"first-step-{self.key}.json"),
+                "folder": self._folder,
+                "owner": os.geteuid(),
+            }
+            config.write(json.dumps(words).encode())
+            passed = theirs.fileno(), listener.fileno(), config.fileno()
             return subprocess.Popen(
-                [self.environment.python, "-c", _BOOT, str(_HOST), str(config)],
+                [self.environment.python, "-c", _BOOT, str(_HOST), f"/proc/self/fd/{config.fileno()}"],
                 env=env,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(theirs.fileno(), listener.fileno()),
+                pass_fds=passed,
                 start_new_session=True,
+                **_as(self.who),
             )
+
+    def _log(self) -> Path | int:
+        """Where it says what went wrong. Of another account's only the beginning, which a pipe takes: nobody reads it
+        before its end, and it may be any amount."""
+        if self.who is None:
+            return Path(self._folder, "log")
+        self._said, into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        return into
+
+    def _last_words(self) -> str:
+        if self.who is None:
+            return jobfiles.read_end(Path(self._folder, "log"), 2000).decode(errors="replace").strip()
+        with contextlib.suppress(OSError):
+            return os.read(self._said, 1 << 16).decode(errors="replace").strip()
+        return ""
 
     @property
     def pid(self) -> int:
@@ -254,12 +297,16 @@ class ForkServer:
             return self.failure
         if not self.ready:
             return "the fork server is still importing"
-        if not self._is_our_interpreter(command[0], env, cwd):
+        with acting(self.who):
+            ours = self._is_our_interpreter(command[0], env, cwd)
+        if not ours:
             return f"{command[0]} is not the interpreter of this fork server, {self.environment.python}"
         program = parse(command)
         if isinstance(program, str):
             return program
-        return self._differs(env) or self._hides(program, cwd) or self._changed()
+        with acting(self.who):
+            hidden = self._hides(program, cwd)
+        return self._differs(env) or hidden or self._changed()
 
     def fork(self, command: Sequence[str], env: Mapping[str, str], cwd: str, stdio: tuple[int, int, int]) -> Forked:
         """Make a worker that runs the command; raises `ForkFailed`. The descriptors stay the caller's."""
@@ -276,6 +323,25 @@ class ForkServer:
         forked = self._request({**_request(command, env, cwd), "supervise": folder}, fds)
         forked.connection.close()
         return forked.pid, forked.pidfd
+
+    def tended(self, command: Sequence[str], env: Mapping[str, str], cwd: str) -> tuple[socket.socket, int]:
+        """What a supervisor needs to ask for this worker: a connection, and a file with the request; raises
+        `ForkFailed`."""
+        request = json.dumps(_request(command, env, cwd)).encode()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with self._being_asked():
+                connection.settimeout(30.0)
+                connection.connect(self.address)
+                connection.setblocking(True)
+            file = os.memfd_create("stretto-request")
+        except OSError as error:
+            connection.close()
+            raise ForkFailed(f"the fork server did not answer: {error!r}") from None
+        rest = memoryview(request)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+        return connection, file
 
     def _request(self, request: dict[str, Any], fds: tuple[int, ...]) -> Forked:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -352,7 +418,11 @@ class ForkServer:
             self._process.wait(5.0 if self.ready else 0.0)
         self._process.kill()
         self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._said != -1:
+            os.close(self._said)
+            self._said = -1
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -372,7 +442,7 @@ class ForkServer:
             with contextlib.suppress(OSError):
                 self._hear(self._control.recv(1 << 20))
         if not self.failure and not self.alive:
-            log = jobfiles.read_end(Path(self._folder, "log"), 2000).decode(errors="replace").strip()
+            log = self._last_words()
             self.failure = f"the fork server has ended with status {self._process.returncode} {log[-500:]}".strip()
 
     def _hear(self, data: bytes) -> None:
@@ -453,20 +523,21 @@ class ForkServers:
         self._closing = threading.Event()
         self._caretaker: threading.Thread | None = None
 
-    def get(self, python: str, env: Mapping[str, str]) -> ForkServer:
-        """The server for this interpreter and these variables; it may still be importing. Raises `ForkFailed`."""
+    def get(self, python: str, env: Mapping[str, str], who: Identity | None = None) -> ForkServer:
+        """The server for this interpreter, these variables and this account; it may still be importing. Raises
+        `ForkFailed`."""
         if alone := sorted(_ALONE & env.keys()):
             raise ForkFailed(f"{', '.join(alone)} only count at the interpreter's start")
         with self._lock:
             if self._caretaker is None:
                 self._caretaker = threading.Thread(target=self._look_after, name="stretto-forkservers", daemon=True)
                 self._caretaker.start()
-            return self._get(python, env)
+            return self._get(python, env, who)
 
-    def _get(self, python: str, env: Mapping[str, str]) -> ForkServer:
+    def _get(self, python: str, env: Mapping[str, str], who: Identity | None) -> ForkServer:
         self._bury()
-        where = _where(python, env)
-        if self._own is None and where[0] == os.path.abspath(sys.executable):
+        where = _where(python, env, who)
+        if self._own is None and who is None and where[0] == os.path.abspath(sys.executable):
             self._own = where
         server = self._servers.pop(where, None)
         if server is not None and server.worn_out():
@@ -474,7 +545,7 @@ class ForkServers:
             server = None
         if server is None:
             self._make_room()
-            server = ForkServer(python, env, preload=self._preload, cache=self._cache)
+            server = ForkServer(python, env, preload=self._preload, cache=self._cache if who is None else None, who=who)
         self._servers[where], self._asked_s[where] = server, self._clock()
         return server
 
@@ -548,12 +619,17 @@ class ForkServers:
             self._retired.remove(server)
 
 
-_Where: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
-"""What environments are told apart by: the interpreter, and the variables that shape its start."""
+_Where: TypeAlias = tuple[str, tuple[tuple[str, str], ...], Identity | None]
+"""What environments are told apart by: the interpreter, the variables that shape its start, and whose it is."""
 
 
-def _where(python: str, env: Mapping[str, str]) -> _Where:
-    return os.path.abspath(python), tuple(sorted(_shaping(env).items()))
+def _where(python: str, env: Mapping[str, str], who: Identity | None) -> _Where:
+    return os.path.abspath(python), tuple(sorted(_shaping(env).items())), who
+
+
+def _as(who: Identity | None) -> dict[str, Any]:
+    """For `subprocess`: the program has these ids before it starts."""
+    return {} if who is None else {"user": who.uid, "group": who.gid, "extra_groups": list(who.groups)}
 
 
 def _shaping(env: Mapping[str, str]) -> dict[str, str]:
@@ -599,15 +675,20 @@ def _request(command: Sequence[str], env: Mapping[str, str], cwd: str) -> dict[s
 _LIMITS = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
 
 
-def _server_env(env: Mapping[str, str]) -> dict[str, str]:
+def _server_env(env: Mapping[str, str], who: Identity | None = None) -> dict[str, str]:
     """The variables of the server itself, and all that /proc ever shows of it and its workers: a few of ours, and those
     that it is known by. Numbers of threads are the workers', and a library must not start any."""
     own = {name: os.environ[name] for name in _OWN if name in os.environ}
+    if who is not None:
+        own.pop("TMPDIR", None)
+        own |= who.variables
     shaping = {name: value for name, value in _shaping(env).items() if name not in _ALONE}
     return {**own, **shaping, "OPENBLAS_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1", MARK: "-" * MARK_ROOM}
 
 
-def _cache_folder() -> Path:
+def _cache_folder(who: Identity | None) -> Path:
+    if who is not None:
+        return Path(who.home, ".cache", "stretto")
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base, "stretto")
 

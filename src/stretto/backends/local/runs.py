@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stretto import jobfiles
+from stretto.accounts import Identity
 from stretto.backends.local import containment, supervisor
 from stretto.backends.local.forkserver import limits, umask
 from stretto.backends.protocol import SHELL, Exit, Launch
@@ -94,7 +95,14 @@ class Runs:
         names = sorted(jobfiles.names(self.folder, _MOST_RUNS))
         return [name for name in names if _ID.fullmatch(name)]
 
-    def create(self, launch: Launch, env: Mapping[str, str], affinity: tuple[int, ...], **words: Any) -> Path:
+    def create(
+        self,
+        launch: Launch,
+        env: Mapping[str, str],
+        affinity: tuple[int, ...],
+        who: Identity | None = None,
+        **words: Any,
+    ) -> Path:
         """Make the directory with its `launch.json`.
 
         They survive the server, which is enough: were the power lost, nothing of the launch would run any more, and
@@ -116,6 +124,7 @@ class Runs:
             "affinity": affinity,
             "umask": umask(),
             "limits": limits(),
+            "account": None if who is None else who._asdict(),
             "server_lock": str(self.server_lock),
             **words,
         }
@@ -244,26 +253,44 @@ def _lock_patiently(fd: int, data: Path, patience_s: float) -> None:
         time.sleep(0.01)
 
 
-def spawn(path: Path, ready: int, why: str) -> int:
-    """Start the supervisor as a program of its own, in a session of its own; its process number."""
+def spawn(path: Path, ready: int, why: str, asking: tuple[int, ...] = ()) -> int:
+    """Start the supervisor as a program of its own, in a session of its own; its process number. `asking`: a connection
+    to the fork server that is to make the worker, and the request."""
     here = str(Path(__file__).parent)
     log = own_log(path)
     try:
-        return os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-I", "-S", "-c", BOOT, here, str(path), "3", why],
-            os.environ,
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, log, 1),
-                (os.POSIX_SPAWN_DUP2, log, 2),
-                (os.POSIX_SPAWN_DUP2, ready, 3),
-            ],
-            setsid=True,
-            setsigmask=(),
-        )
+        with _aside((ready, *asking)) as fds:
+            return os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", "-c", BOOT, here, str(path), f"{FIRST_FD},{len(asking)}", why],
+                os.environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, log, 1),
+                    (os.POSIX_SPAWN_DUP2, log, 2),
+                    *((os.POSIX_SPAWN_DUP2, fd, FIRST_FD + number) for number, fd in enumerate(fds)),
+                ],
+                setsid=True,
+                setsigmask=(),
+            )
     finally:
         os.close(log)
+
+
+FIRST_FD = 3
+
+
+@contextlib.contextmanager
+def _aside(fds: tuple[int, ...]) -> Iterator[list[int]]:
+    """None of them may be where another is to go: copies where none is. One alone needs no room."""
+    copies: list[int] = []
+    try:
+        if fds[1:]:
+            copies += (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FD + len(fds)) for fd in fds)
+        yield copies or list(fds)
+    finally:
+        for copy in copies:
+            os.close(copy)
 
 
 def own_log(path: Path) -> int:

@@ -3,6 +3,10 @@
 It is either a program of its own (`boot` in `runs.py`), which executes the worker's command, or a fork of a warm
 interpreter, which forks the worker. Everything between it and the server goes through the run directory:
 
+Where the worker is another account's than the server's, the supervisor is always a program of its own, and no user's
+code ever runs in it. The worker has its account before its program starts; or it is made by a fork server of its
+account, whose word on it (`forkhost.py`, `tend`) is believed only as far as it concerns that account's processes.
+
 launch.json     what to start; complete before the supervisor is started
 lock            held by the supervisor as long as it lives. Who else gets it must write `exit.json` before letting go
 running.json    the supervisor and its worker, by process number and start time
@@ -65,7 +69,9 @@ _ON_THE_WAY_S = 0.25
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_F_SETPIPE_SZ = 1031
+_F_SETPIPE_SZ, _F_SETSIG = 1031, 10
+_ANSWER_S, _FAMILY_S = 30.0, 5.0
+"""For a fork server to make a worker; for the parent that it gave it to end with all of its family."""
 _WIDE = 1 << 20
 _GATHER_S = 0.002
 _LAST_WORDS_S = 5.0
@@ -79,10 +85,11 @@ _AWAITED = (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, WAKE, *ORDERED.values(
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def supervise(folder: str, ready: int, how: str, why: str = "") -> None:
+def supervise(folder: str, ready: int, how: str, why: str = "", asking: tuple[int, int] | None = None) -> None:
     """Be the supervisor of this run directory. Returns only in a worker that is to be a fork (`how` is `forked`).
 
-    The descriptor `ready` gets one line when the worker runs, or when it could not be started.
+    The descriptor `ready` gets one line when the worker runs, or when it could not be started. `asking`: a connection
+    to the fork server that is to make the worker, and the request.
     """
     try:
         lock = take(folder)
@@ -92,7 +99,7 @@ def supervise(folder: str, ready: int, how: str, why: str = "") -> None:
         if launch is None:
             os._exit(0)
         os.chdir("/")
-        is_worker = Supervisor(folder, launch, lock, ready, how, why).run()
+        is_worker = Supervisor(folder, launch, lock, ready, how, why, asking).run()
     except BaseException:
         with contextlib.suppress(BaseException):
             import traceback
@@ -173,6 +180,13 @@ def sync(folder: str) -> None:
         os.close(fd)
 
 
+def become(account: dict[str, Any]) -> None:
+    """Be this account from now on, and for good; nothing of its has been opened, looked up or run before."""
+    os.setgroups(account["groups"])
+    os.setresgid(account["gid"], account["gid"], account["gid"])
+    os.setresuid(account["uid"], account["uid"], account["uid"])
+
+
 def log_root(log: str, data: str) -> str | None:
     """The folder on the way to a log that only the server can replace; None: the log's own is trusted."""
     return data if log.startswith(data + os.sep) else None
@@ -188,15 +202,29 @@ def ended(status: int) -> dict[str, Any]:
 class Supervisor:
     """One launch, from the lock to the exit."""
 
-    def __init__(self, folder: str, launch: dict[str, Any], lock: int, ready: int, how: str, why: str) -> None:
+    def __init__(
+        self,
+        folder: str,
+        launch: dict[str, Any],
+        lock: int,
+        ready: int,
+        how: str,
+        why: str,
+        asking: tuple[int, int] | None = None,
+    ) -> None:
         self.folder = folder
         self.launch = launch
         self.lock = lock
         self.ready = ready
         self.how = how
         self.why = why
+        self.account: dict[str, Any] | None = launch.get("account")
+        """Whose process the worker will be, if not ours."""
         self.box = containment.Box(launch["box"])
         self.worker = 0
+        self.asking = asking
+        self.family: Family | None = None
+        """Of a worker that is no child of ours."""
         self.status: int | None = None
         self.text = ""
         self.asked = False
@@ -226,7 +254,7 @@ class Supervisor:
         if not self.worker:
             return True
         self._announce()
-        if self.how == "forked":
+        if self.how == "forked" or self.family is not None:
             self._take_in()
         self._watch()
         self._end_tree()
@@ -246,7 +274,9 @@ class Supervisor:
             self.log = jobfiles.opened(self.launch["log"], os.O_RDWR | os.O_APPEND | os.O_CREAT, root=root)
             problems, into = os.pipe2(os.O_CLOEXEC)
             output, says = _wide_pipe()
-            self.worker = os.fork()
+            if self.account is not None:  # Scripts open /dev/stderr by its name.
+                os.fchown(says, self.account["uid"], self.account["gid"])
+            self.worker = self._ask_for_fork(says) or os.fork()
         except OSError as error:
             return f"{error.filename or 'a process'}: {error.strerror}", jobfiles.passes(error)
         if self.worker == 0:
@@ -256,6 +286,8 @@ class Supervisor:
             return "", False
         os.close(into)
         os.close(says)
+        if self.family is not None:
+            self.family.begin()
         with open(problems, "rb") as file:
             number, _, problem = file.read().decode(errors="replace").partition(" ")
         passing = number.isdecimal() and jobfiles.passes(OSError(int(number), problem))
@@ -265,22 +297,53 @@ class Supervisor:
                 return "", False
             except RuntimeError as error:  # No more threads.
                 problem, passing = str(error), True
-                os.kill(self.worker, signal.SIGKILL)
+                self._signal_worker(signal.SIGKILL)
         os.close(output)
-        os.waitpid(self.worker, 0)
+        if self.family is not None:
+            self._end_tree()
+        else:
+            os.waitpid(self.worker, 0)
         return problem, passing
+
+    def _ask_for_fork(self, says: int) -> int:
+        """The process number of a worker that another account's fork server has made for us; 0: there is none, and we
+        start it ourselves."""
+        if self.asking is None or self.account is None:
+            return 0
+        connection, request = self.asking
+        try:
+            self.family = Family.asked_for(connection, request, says, self.account["uid"])
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            self.why = f"the fork server could not fork: {error}"[:300]
+            return 0
+        finally:
+            os.close(request)
+        if self.launch["affinity"]:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(self.family.worker, self.launch["affinity"])
+        return self.family.worker
+
+    def _signal_worker(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.family is not None:
+                signal.pidfd_send_signal(self.family.worker_fd, number)
+            else:
+                os.kill(self.worker, number)
 
     def _become_worker(self, parent: int, into: int, says: int) -> None:
         """In the fork. Returns when the rest is done by the warm interpreter."""
         try:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
             os.close(self.lock)
             os.close(self.ready)
             os.setsid()
             self._apply_limits()
             self._connect_streams(says)
+            if self.account is not None:
+                become(self.account)
+            # A change of account would take it back.
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
             os.chdir(self.launch["cwd"])
             if self.how == "forked":
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
@@ -325,7 +388,8 @@ class Supervisor:
         }
         self.unwritten = words
         self._write_down()
-        self._tell({"pid": self.worker})
+        how = "plain" if self.family is None else "forked"
+        self._tell({"pid": self.worker, "how": how, "why": self.why} if self.asking else {"pid": self.worker})
 
     def _write_down(self) -> None:
         """Where the disk is full the server has it from us, and the next one waits until there is room."""
@@ -352,6 +416,7 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Wait for the worker's end, and do meanwhile what there is to do."""
+        self._reap()
         tick_s = time.monotonic() + TICK_S
         while self.status is None:
             wanted_s = tick_s if self.kill_at_s is None else min(tick_s, self.kill_at_s)
@@ -392,6 +457,9 @@ class Supervisor:
         its programs are asked too."""
         programs = self._programs() if self.launch.get("shell") else []
         for pid in (self.worker, *programs) if self.status is None else ():
+            if pid == self.worker:
+                self._signal_worker(signal.SIGTERM)
+                continue
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
@@ -430,15 +498,31 @@ class Supervisor:
         """For the server, should we be killed: without a control group it could not find those without the mark."""
         if self.box.home:
             return
-        found = [containment.look_up(pid) for pid in containment.offspring(os.getpid())]
+        found = [containment.look_up(pid) for pid in self._offspring()]
         tree = sorted((each.pid, each.start) for each in found if each is not None)
         if tree != self.tree:
             self.tree = tree
             with contextlib.suppress(OSError):
                 write(self.folder, TREE, {"tree": tree}, durable=False)
 
+    def _others(self) -> list[Any]:
+        """The launch's processes, as far as they descend from each other."""
+        found: list[Any] = containment.descendants(os.getpid()) if self.family is None else self.family.members()
+        return found
+
+    def _offspring(self) -> list[int]:
+        if self.family is not None:
+            return [each.pid for each in self.family.members()]
+        found: list[int] = containment.offspring(os.getpid())
+        return found
+
     def _reap(self) -> bool:
         """Collect who has ended; whether anybody of the tree is left."""
+        if self.family is not None:
+            status = self.family.heard()
+            if self.status is None:
+                self.status = status
+            return not self.family.over
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -451,13 +535,19 @@ class Supervisor:
 
     def _end_tree(self) -> None:
         """Kill until nobody is left. As subreaper we are everybody's ancestor: no children means no descendants."""
-        pause_s = 0.001
+        pause_s, patient_s = 0.001, time.monotonic() + _FAMILY_S
         while self._reap():
             self.box.strike()
             with contextlib.suppress(OSError):  # No descriptor to look with: at the next turn.
-                containment.kill_all(containment.descendants(os.getpid()))
+                containment.kill_all(self._others())
+            if self.family is not None and time.monotonic() > patient_s:
+                self.family.end()
             signal.sigtimedwait((signal.SIGCHLD,), pause_s)
             pause_s = min(0.25, pause_s * 2)
+        if self.family is not None:
+            # Its parent was one of them: what it says of the others is not all that counts.
+            self.text = self.box.out_of_memory() or self.text
+            self.box.end(self.worker, self.family.worker_start, self.tree)
 
     def _finish(self, how: dict[str, Any], text: str) -> None:
         words = {**how, "text": text, "at_s": time.time(), "asked": self.asked}  # noqa: TID251
@@ -472,6 +562,122 @@ class Supervisor:
                 signal.sigtimedwait((WAKE,), TICK_S)
         with contextlib.suppress(OSError):
             self.box.remove()
+
+
+class Family:
+    """A worker that a fork server of its account has made, and the parent that it was given there.
+
+    Both are that account's, and so is all that they say. What we do to them as root we do by descriptors of processes
+    that we have found to be the account's.
+    """
+
+    def __init__(self, connection: Any, parent: int, worker: int, fds: tuple[int, int]) -> None:
+        self._connection = connection
+        self.parent, self.worker = parent, worker
+        self.parent_fd, self.worker_fd = fds
+        self.parent_start, self.worker_start = _start(parent), _start(worker)
+        self._told = False
+        """It has said how the worker ended."""
+        self.over = False
+        """The parent has ended, and all that were below it, if it was left alone."""
+
+    @classmethod
+    def asked_for(cls, connection: int, request: int, says: int, uid: int) -> Family:
+        """Raises what kept the fork server from making one."""
+        import socket
+
+        asking = socket.socket(fileno=connection)
+        asking.settimeout(_ANSWER_S)
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        fds: list[int] = []
+        try:
+            socket.send_fds(asking, [b"tend"], [request, nothing, says, says])
+            data, fds, _, _ = socket.recv_fds(asking, 4096, 2, socket.MSG_CMSG_CLOEXEC)
+            words = json.loads(data)
+            if "error" in words:
+                raise ValueError(str(words["error"])[:200])
+            parent, worker = words["parent"], words["worker"]
+            if len(fds) != 2 or not (_is_of(fds[0], parent, uid) and _is_of(fds[1], worker, uid)):
+                raise ValueError("it names a process that is not its account's")
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            asking.close()
+            raise
+        finally:
+            os.close(nothing)
+        # What it says wakes us as a child's end does.
+        asking.setblocking(False)
+        fcntl.fcntl(asking, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(asking, _F_SETSIG, signal.SIGCHLD)
+        fcntl.fcntl(asking, fcntl.F_SETFL, fcntl.fcntl(asking, fcntl.F_GETFL) | os.O_ASYNC)
+        return cls(asking, parent, worker, (fds[0], fds[1]))
+
+    def begin(self) -> None:
+        """All is ready for it."""
+        with contextlib.suppress(OSError):
+            self._connection.send(b"go")
+
+    def heard(self) -> int | None:
+        """How the worker ended, once that is known. Of the connection others may have got hold: its end is not all that
+        says that the parent has ended, and who says more than one word says nothing any more."""
+        if self.over:
+            return None
+        status: int | None = None
+        try:
+            data = self._connection.recv(4096)
+            status = _status(data)
+            self.over = status is None or self._told
+            self._told = True
+        except BlockingIOError:
+            self.over = _start(self.parent) != self.parent_start
+        except OSError:
+            self.over = True
+        if self.over:
+            self._connection.close()
+            self.end()
+            return int(signal.SIGKILL) if status is None else status
+        return status
+
+    def members(self) -> list[Any]:
+        """All but the parent, if that is still who it was."""
+        found: list[Any] = containment.descendants(self.parent)
+        return found if _start(self.parent) == self.parent_start else []
+
+    def end(self) -> None:
+        """The parent does not do its part, or has done it."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.parent_fd, signal.SIGKILL)
+
+
+def _start(pid: int) -> int:
+    """When this process was started; 0: it is not there."""
+    about = containment.look_up(pid)
+    return about.start if about else 0
+
+
+def _status(data: bytes) -> int | None:
+    """What `wait` has said; nothing that cannot be."""
+    try:
+        status = json.loads(data)["status"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    known = type(status) is int and (os.WIFEXITED(status) or os.WIFSIGNALED(status))
+    return status if known and 0 <= status < 1 << 16 else None
+
+
+def _is_of(pidfd: int, pid: Any, uid: int) -> bool:
+    """Whether this is a descriptor of that process, which lives and is the account's."""
+    try:
+        with open(f"/proc/self/fdinfo/{pidfd}") as about:
+            described = [line.split()[1] for line in about if line.startswith("Pid:")]
+        with open(f"/proc/{int(pid)}/status") as about:
+            owners = next(line.split()[1:] for line in about if line.startswith("Uid:"))
+        # It has not ended meanwhile, so that the number was its own when we looked.
+        signal.pidfd_send_signal(pidfd, 0)
+    except (OSError, ValueError, TypeError, StopIteration):
+        return False
+    return described == [str(pid)] and set(owners) == {str(uid)}
 
 
 class Pump:
@@ -589,10 +795,13 @@ def _copy_and_truncate(log: int, keep: int) -> None:
 
 
 def main() -> None:
-    """As a program: run directory, descriptor to report to, why it is not a fork."""
-    folder, ready, why = sys.argv[-3:]
-    os.closerange(int(ready) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # What the server leaves open.
-    supervise(folder, int(ready), "plain", why)
+    """As a program: run directory; descriptor to report to, and behind a comma how many follow it that are for asking a
+    fork server; why it is not a fork."""
+    folder, fds, why = sys.argv[-3:]
+    ready, _, asks = fds.partition(",")
+    first, count = int(ready) + 1, int(asks or 0)
+    os.closerange(first + count, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # What the server leaves open.
+    supervise(folder, int(ready), "plain", why, (first, first + 1) if count else None)
 
 
 if __name__ == "__main__":

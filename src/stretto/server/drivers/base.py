@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from stretto.accounts import Identity
 from stretto.backends.protocol import Exit
 from stretto.jobs.events import Kept, Stuck
-from stretto.jobs.model import Phase, Seat, Worker
+from stretto.jobs.model import Job, Phase, Seat, Worker
 from stretto.server import asked
 from stretto.server.book import Active
 from stretto.server.estimates import Estimates
@@ -71,14 +72,29 @@ class Surroundings:
     """What the machine's clock says, and with it the dates of files, as `clock` has it."""
     disturbed: Callable[[int, float, float], bool] = lambda job, since_s, until_s: False
     """Whether neighbours of a job came or went in that time."""
+    identity: Callable[[Job], Identity | None] = lambda job: None
+    """Whose processes a job's workers are; None: the server's own. Raises `AccountRefused`."""
     looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_LOOKS))
     """Held while folders are looked through: a file system that hangs must not take all threads."""
+
+    @property
+    def records(self) -> Path:
+        """What the server believes of its jobs: each has a folder below, which no job can reach where accounts are told
+        apart."""
+        return records_beside(self.folder)
+
+
+def records_beside(jobs: Path) -> Path:
+    return jobs.parent / "records"
 
 
 class Driver(ABC):
     def __init__(self, active: Active, surroundings: Surroundings) -> None:
         self.active, self.around = active, surroundings
         self.folder = surroundings.folder / active.job.id
+        """Its job's own."""
+        self.records = surroundings.records / active.job.id
+        """Ours about it."""
         self.longest_pause_s = 0.0
         """The longest time without a step since `watch_pauses` was called."""
         self.newcomers_failed = 0

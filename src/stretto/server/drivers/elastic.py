@@ -11,10 +11,10 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from stretto import jobfiles, pins
+from stretto.accounts import Identity, acting, own_folder
 from stretto.backends.protocol import Exit
 from stretto.control import stuck
 from stretto.control.coordination import Coordination
@@ -24,7 +24,7 @@ from stretto.control.roster import Settings, State
 from stretto.jobs.events import Kept, Stuck
 from stretto.jobs.model import Seat, Worker
 from stretto.runtime.messages import NOTICE
-from stretto.server.asked import workdir
+from stretto.server.asked import at_home, workdir
 from stretto.server.book import Active
 from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe, fault_of
 from stretto.server.drivers.speed import Speed
@@ -58,7 +58,11 @@ class ElasticDriver(Driver):
 
     @classmethod
     def preparation(cls, active: Active, around: Surroundings) -> Callable[[], Journal]:
-        return partial(_prepared, around.folder, active.job.id, _settings(active), _url(active, around))
+        def prepare() -> FileJournal:
+            url, who = _url(active, around), around.identity(active.job)
+            return _prepared(around.folder, around.records, active.job.id, _settings(active), url, who)
+
+        return prepare
 
     def _journal(self) -> Journal:
         return self.preparation(self.active, self.around)()
@@ -98,7 +102,9 @@ class ElasticDriver(Driver):
         job, named = self.active.job, self.active.file.checkpoint.dir
         if not named:
             return {}
-        folder = os.path.join(workdir(job, self.active.file), os.path.expanduser(named), f"{job.name}-{job.number}")
+        who = self.around.identity(job)
+        home = "" if who is None else who.home
+        folder = os.path.join(workdir(job, self.active.file, home), at_home(named, home), f"{job.name}-{job.number}")
         return {"STRETTO_CHECKPOINT_DIR": os.path.normpath(folder)}
 
     def prepare(self, size: int) -> None:
@@ -254,24 +260,26 @@ def _settings(active: Active) -> Settings:
     return Settings(token=active.job.secret, min_workers=asked.min_workers, want=max(1, len(active.target)))
 
 
-def _prepared(jobs: Path, job: str, settings: Settings, url: str) -> FileJournal:
+def _prepared(jobs: Path, records: Path, job: str, settings: Settings, url: str, who: Identity | None) -> FileJournal:
     """In a thread: its folder, its journal, and the notice that tells workers of an earlier server where we are now.
     Raises `OSError` and `JournalError`."""
     folder = jobs / job
-    jobfiles.make_folder(folder, root=jobs)
-    journal = FileJournal(folder / "journal", jobs)
+    own_folder(folder, root=jobs, who=who)
+    jobfiles.make_folder(records / job, root=records)
+    journal = FileJournal(records / job / "journal", records)
     try:
         journal.load(settings)
-        if _notice(folder / NOTICE, jobs) != url.encode():
-            jobfiles.write(folder / NOTICE, url.encode(), root=jobs)
+        with acting(who):
+            if _notice(folder / NOTICE, folder) != url.encode():
+                jobfiles.write(folder / NOTICE, url.encode(), root=folder)
     except BaseException:
         journal.close()
         raise
     return journal
 
 
-def _notice(path: Path, jobs: Path) -> bytes:
+def _notice(path: Path, root: Path) -> bytes:
     """What is said there now."""
     with contextlib.suppress(OSError):
-        return jobfiles.read(path, 4096, root=jobs)
+        return jobfiles.read(path, 4096, root=root)
     return b""

@@ -19,11 +19,12 @@ from functools import partial
 from pathlib import Path
 
 from stretto import jobfiles
+from stretto.accounts import acting, own_folder
 from stretto.backends.protocol import Exit
 from stretto.jobs.events import Kept
 from stretto.jobs.model import Seat, Worker
 from stretto.server import loss
-from stretto.server.asked import workdir
+from stretto.server.asked import at_home, workdir
 from stretto.server.book import Active
 from stretto.server.drivers.base import Driver, End, Fault, Judgement, Surroundings, describe, fault_of
 from stretto.server.drivers.torchrun import contract
@@ -93,7 +94,10 @@ class GroupDriver(Driver):
         self._port, self._ended_well, self._taken, self._fault, self._error = _free_port(), False, False, None, None
         self._asked_s, self._ends = None, []
         if self.checkpoints is not None and not self.active.file.checkpoint.dir:
-            jobfiles.make_folder(self.checkpoints, root=self.around.folder)
+            who = self.around.identity(self.active.job)
+            own_folder(self.folder, root=self.around.folder, who=who)
+            with acting(who):
+                jobfiles.make_folder(self.checkpoints, root=self.folder)
 
     def environment(self, worker: str, seat: Seat, member: int, size: int) -> dict[str, str]:
         job, file = self.active.job, self.active.file
@@ -154,7 +158,9 @@ class GroupDriver(Driver):
         job, named = self.active.job, self.active.file.checkpoint.dir
         if not named:
             return self.folder / "checkpoints"
-        return Path(os.path.normpath(os.path.join(workdir(job, self.active.file), os.path.expanduser(named))))
+        who = self.around.identity(job)
+        home = "" if who is None else who.home
+        return Path(os.path.normpath(os.path.join(workdir(job, self.active.file, home), at_home(named, home))))
 
     async def _look(self, saves: Saves) -> None:
         rest_s = _LOOK_S
@@ -177,9 +183,14 @@ class GroupDriver(Driver):
     async def _newest_s(self, saves: Saves, at_rest_s: float) -> float:
         """A file system that does not answer holds up nobody else's looks. There is one thread for it, no more."""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(aside(partial(saves.newest_s, at_rest_s)))
+            self._asking = asyncio.create_task(aside(partial(self._look_into, saves, at_rest_s)))
         await asyncio.wait([self._asking], timeout=_LONGEST_LOOK_S)
         return self._asking.result() if self._asking.done() else self.active.saved_s
+
+    def _look_into(self, saves: Saves, at_rest_s: float) -> float:
+        """In a thread: the folder is where the job's account says, and only what that may see is looked at."""
+        with acting(self.around.identity(self.active.job)):
+            return saves.newest_s(at_rest_s)
 
     def _look_back(self, asked_s: float) -> None:
         """All were asked to end, and have. Has it saved?"""

@@ -55,7 +55,7 @@ class ServiceDriver(Driver):
         self.helper = self._chosen_helper()
         self.warm = self.helper == PROXY
         self.drain_s = active.file.stop.grace
-        self.proxy = proxy.Proxy(self.folder / "proxy", surroundings.folder)
+        self.proxy = proxy.Proxy(self.records / "proxy", surroundings.records)
         self._joined: frozenset[str] = frozenset()
         self._draining: dict[str, float] = {}
         """Since when those are, by launch."""
@@ -103,7 +103,8 @@ class ServiceDriver(Driver):
         service = self.service
         if name == PROXY and self.program is not None:
             most = self.active.request.max_workers
-            return self.proxy.prepare(self.program, service.host, service.port, service.health, most)
+            lowered = self.around.identity(self.active.job) is not None
+            return self.proxy.prepare(self.program, service.host, service.port, service.health, most, lowered=lowered)
         return (*_listening(), "hold", str(self.folder), service.host, str(service.port))
 
     def members(self, count: int) -> Sequence[int]:
