@@ -25,6 +25,7 @@ GUIDE = (ROOT / "docs" / "torch.md").read_text(encoding="utf-8")
 NOT_FOR_SCRIPTS = (
     "forget_parent",
     "ends_with_thread",
+    "steps_before",
     "finish",
     "close",
     "be_between",

@@ -300,6 +300,14 @@ def went_on_without_backward(step: int, who: str) -> TrainingError:
     return TrainingError(f"step {step}: {who} went on without a backward pass", hint=_ALIKE)
 
 
+def counts_batches(what: str) -> TrainingError:
+    return TrainingError(
+        f"the batches of the loop are counted by {what}(), which does not know of a batch that is done again, nor of "
+        "those before this worker came",
+        hint="use batch.step or job.step; to stop after so many steps, `if batch.last and job.step >= n: job.stop()`",
+    )
+
+
 def backward_failed(step: int) -> TrainingError:
     return TrainingError(
         f"step {step}: the script went on after a backward pass that had failed; what others have of it cannot be "

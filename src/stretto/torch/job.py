@@ -590,6 +590,11 @@ class Job:
             # What the script does next must not be done with what others have one step more of.
             self._leave_paused()
 
+    def steps_before(self) -> int:
+        """In a rehearsal a batch is none; where a step takes several passes, those who count would count passes."""
+        in_passes = self._plan is None or self._plan.in_passes or self._attempts.on
+        return -1 if in_passes or not self._inside else self.cursor.step
+
     def _leave_paused(self) -> None:
         loop = self._asked_loop() if self._paused and self._asked_loop is not None else None
         self._paused = False

@@ -11,7 +11,7 @@ from inspect import GEN_CLOSED, GEN_SUSPENDED, getgeneratorstate
 from typing import Any, Generic, Protocol, TypeVar
 
 from stretto.runtime.order import AnyLoop, Drawn
-from stretto.torch import checks
+from stretto.torch import checks, counting
 
 Given = TypeVar("Given", covariant=True)
 
@@ -24,6 +24,9 @@ class Watcher(Protocol):
 
     def pauses(self, loop: Generator[Any, None, None]) -> None:
         """The script is not in the body any more."""
+
+    def steps_before(self) -> int:
+        """How many steps of the loop come before the batch that was just given; -1 where batches are no steps."""
 
 
 class Batches(Iterator[Given], Generic[Given]):
@@ -50,6 +53,9 @@ class Batches(Iterator[Given], Generic[Given]):
             raise TypeError("a loop with a sampler has no length: its epochs are drawn as they come")
         return self._loop.total_steps
 
+    def steps_before(self) -> int:
+        return self._watcher.steps_before()
+
     def left(self) -> None:
         """A `for` has ended in the body."""
         if getgeneratorstate(self.generator) == GEN_SUSPENDED:
@@ -62,6 +68,8 @@ class Passage(Iterator[Given], Generic[Given]):
     def __init__(self, batches: Batches[Given]) -> None:
         self._batches = batches
         self._began = False
+        self._steps = 0
+        """That this batch would be the next after, if each came once."""
 
     @property
     def generator(self) -> Generator[Any, None, None]:
@@ -72,7 +80,12 @@ class Passage(Iterator[Given], Generic[Given]):
 
     def __next__(self) -> Given:
         self._began = True
-        return next(self._batches)
+        found = next(self._batches)
+        before = self._batches.steps_before()
+        if before not in (-1, self._steps):
+            counting.move(self, before - self._steps)
+        self._steps = (self._steps if before == -1 else before) + 1
+        return found
 
     def __del__(self) -> None:
         if self._began:
