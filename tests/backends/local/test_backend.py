@@ -588,7 +588,7 @@ def test_the_last_words_of_a_worker_are_in_its_log_when_its_end_is_told(data: Pa
         with held(next(int(task) for task in os.listdir(f"/proc/{pid}/task") if int(task) != pid)):
             (data.parent / "go").touch()
             await until(lambda: containment.look_up(worker) is None)
-            await until(lambda: waits_for_a_lock(pid) or here.exits("a") or containment.look_up(pid) is None)
+            await until(lambda: waits_for_a_lock(pid) or here.backend.runs.exit("a") is not None)
         await here.ended("a")
         assert here.log("a") == "first\nlast\n"
 
