@@ -19,7 +19,10 @@ import pytest
 from stretto import accounts
 from stretto.jobs.model import Account
 
-NAMES = ("stretto-test-ana", "stretto-test-bob")
+_PREFIX = "stretto-test"
+NAMES = f"{_PREFIX}-ana-{os.getpid()}", f"{_PREFIX}-bob-{os.getpid()}"
+"""Of this run alone: another may go on beside it."""
+CLEO = f"{_PREFIX}-cleo-{os.getpid()}"
 _PATIENCE_S = 60.0
 
 
@@ -35,7 +38,10 @@ def need_root() -> None:
 @contextlib.contextmanager
 def account(name: str) -> Iterator[Account]:
     """With a home of its own. Nothing of it may run when it is removed."""
-    remove(name)
+    for left in [entry.pw_name for entry in pwd.getpwall() if entry.pw_name.startswith(f"{_PREFIX}-")]:
+        # Of runs that were killed.
+        if not Path("/proc", left.rpartition("-")[2]).exists():
+            remove(left)
     subprocess.run(
         ["useradd", "--create-home", "--groups", "users", "--shell", "/bin/sh", name], check=True, capture_output=True
     )
