@@ -692,6 +692,15 @@ def a_loop_that_is_shorter(job: Job) -> None:
         optimizer.step()
 
 
+def zipped(job: Job) -> None:
+    """So many steps, counted by another iterator."""
+    model, optimizer = _registered(job)
+    for _, batch in zip(range(150), job.batches(DATA, size=24, epochs=20), strict=False):
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+
+
 GROWN = (a_weight_that_grows, a_count_in_the_model, an_own_target, numbers_of_its_own, one_batch_ahead)
 """Right by hand, and at any size; a worker that comes later does something else."""
 OTHER_DATA = (a_loop_that_is_shorter,)
@@ -788,6 +797,6 @@ UNLIKE = {
 ALL = {
     one.__name__: one
     for one in itertools.chain(
-        REFUSED, PARTED, GROWN, OTHER_DATA, HARMLESS, UNLIKE, [the_leader_leaves, the_leader_breaks]
+        REFUSED, PARTED, GROWN, OTHER_DATA, HARMLESS, UNLIKE, [zipped, the_leader_leaves, the_leader_breaks]
     )
 }

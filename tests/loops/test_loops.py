@@ -114,6 +114,19 @@ def test_a_worker_that_comes_later_shows_that_it_does_the_same(tmp_path: Path, w
         assert "which came later, finds other gradients than w0 for the same samples" in end["reason"]
 
 
+def test_who_comes_later_cannot_be_counted_by_others(tmp_path: Path, warm: ForkServer) -> None:
+    """`zip` cannot be told that a worker begins with step 20; by hand, and at any size, it is right."""
+    assert by_hand(tmp_path / "hand", warm, "zipped")[0] == 0
+    folder = tmp_path / "elastic"
+    with started(folder, warm, "zipped", 1) as harness:
+        hurry(folder, 20)
+        harness.wait_applied(20)
+        harness.want(2)
+        end = harness.wait_over()
+        assert end["event"] == "failed", harness.describe()
+        assert "the batches of the loop are counted by zip()" in end["reason"]
+
+
 @pytest.mark.parametrize("name", [one.__name__ for one in mistakes.OTHER_DATA])
 def test_a_worker_that_comes_later_goes_through_the_same_loop(tmp_path: Path, warm: ForkServer, name: str) -> None:
     """Or it is refused before anybody waits for it, wherever it comes in; the others go on."""
