@@ -514,6 +514,8 @@ def set_up_logging() -> None:
     """To standard error, with the time."""
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    # A log that cannot be written is not worth a traceback, which would go there, too.
+    logging.raiseExceptions = False
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for talkative in ("uvicorn", "alembic"):
         logging.getLogger(talkative).setLevel(logging.WARNING)
