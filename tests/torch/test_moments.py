@@ -253,3 +253,11 @@ def test_newcomers_prove_all_that_is_trained(tmp_path: Path, warm: ForkServer) -
         end = harness.wait_over()
         assert end["event"] == "failed", harness.describe()
         assert "finds other gradients" in end["reason"]
+
+
+def test_who_ends_without_a_word_is_not_begun_anew_for_ever(tmp_path: Path, warm: ForkServer) -> None:
+    assert by_hand(tmp_path / "hand", "ending_without_a_word").returncode == 0
+    with start(tmp_path / "job", warm, 2, "ending_without_a_word", min_workers=2) as harness:
+        end = harness.wait_over()
+        assert end["event"] == "failed", harness.describe()
+        assert "ended with status 0 and without a word, as by os._exit()" in end["reason"]

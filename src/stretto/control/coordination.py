@@ -171,9 +171,9 @@ class Coordination:
         """These leave at the next boundary; how many are wanted stays, so others may come in their place."""
         self._dispatch(Want(None, tuple(workers)))
 
-    def exited(self, worker: str, incarnation: str = "") -> None:
-        """The backend confirms that the process is gone."""
-        self._dispatch(Exited(worker, incarnation))
+    def exited(self, worker: str, incarnation: str = "", status: int | None = None) -> None:
+        """The backend confirms that the process is gone, and with which exit status, if it ended by itself."""
+        self._dispatch(Exited(worker, incarnation, status))
 
     async def finished(self) -> Done | Failed:
         """Wait for the job's end."""
@@ -488,7 +488,7 @@ async def _obey(coordination: Coordination, stop: asyncio.Event) -> None:
 
 
 def _command(coordination: Coordination, command: dict[str, Any], stop: asyncio.Event) -> None:
-    unknown = set(command) - {"want", "leave", "exited", "incarnation", "stop"}
+    unknown = set(command) - {"want", "leave", "exited", "incarnation", "status", "stop"}
     if unknown or not command:
         raise ValueError(f"unknown command {', '.join(sorted(unknown)) or '(none)'}: say want, leave, exited or stop")
     if "want" in command:
@@ -496,7 +496,8 @@ def _command(coordination: Coordination, command: dict[str, Any], stop: asyncio.
     elif "leave" in command:
         coordination.leave(command["leave"])
     if "exited" in command:
-        coordination.exited(command["exited"], command.get("incarnation", ""))
+        status = command.get("status")
+        coordination.exited(command["exited"], command.get("incarnation", ""), None if status is None else int(status))
     if command.get("stop"):
         stop.set()
 

@@ -45,8 +45,8 @@ def handle(state: State, event: Event, now_s: float) -> tuple[State, tuple[Effec
             reports.received(turn, connection, message)
         case Closed(connection):
             departures.closed(turn, connection)
-        case Exited(name, incarnation):
-            departures.exited(turn, name, incarnation)
+        case Exited(name, incarnation, status):
+            departures.exited(turn, name, incarnation, status)
         case Want():
             leavers.wanted(turn, event)
         case Slept(seconds):
@@ -71,6 +71,7 @@ def _settle(turn: Turn) -> None:
     if turn.state.over:
         return
     departures.confirm_ends(turn)
+    endings.judge_silence(turn)
     endings.judge_loop(turn)
     endings.judge_loops(turn)
     endings.judge_end(turn)

@@ -9,6 +9,8 @@ from stretto.control.roster import Generation, State, Worker
 from stretto.control.turn import Turn
 from stretto.runtime.messages import Evict
 
+WITHOUT_A_WORD = "its process has ended"
+
 
 def closed(turn: Turn, connection: int) -> None:
     worker = turn.state.on(connection)
@@ -16,10 +18,10 @@ def closed(turn: Turn, connection: int) -> None:
         turn.update(worker.incarnation, connection=None, away_s=turn.now_s)
 
 
-def exited(turn: Turn, name: str, incarnation: str) -> None:
+def exited(turn: Turn, name: str, incarnation: str, status: int | None) -> None:
     worker = turn.state.workers.get(incarnation) if incarnation else turn.state.named(name)
     if worker is not None:
-        turn.update(worker.incarnation, exited=True)
+        turn.update(worker.incarnation, exited=True, content=status == 0)
 
 
 def gone(turn: Turn, key: str, reason: str, *, finished: bool = False) -> None:
@@ -53,7 +55,7 @@ def confirm_ends(turn: Turn) -> None:
     for key, worker in turn.state.workers.items():
         lost = turn.now_s >= turn.state.lost_s(worker)
         if worker.exited and not worker.ended and (lost or worker.connection is None):
-            gone(turn, key, "its process has ended")
+            gone(turn, key, WITHOUT_A_WORD)
         elif _leased(turn.state, worker) and (worker.out or lost) and turn.now_s >= turn.state.lease_ends_s(worker):
             gone(turn, key, "its lease has run out")
             turn.send(key, Evict(reason="its lease has run out"))

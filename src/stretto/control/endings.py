@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stretto.control import formation
+from stretto.control.departures import WITHOUT_A_WORD
 from stretto.control.events import Done, Failed
 from stretto.control.roster import Generation, State, Worker
 from stretto.control.turn import Turn
@@ -77,6 +78,17 @@ def judge_end(turn: Turn) -> None:
         turn.journal({"kind": "done"})
         _tell_who_is_left(turn, m.Release())
         turn.effects.append(Done())
+
+
+def judge_silence(turn: Turn) -> None:
+    """A member has ended well and said nothing, by `os._exit(0)`: whoever comes instead would do the same."""
+    for worker in turn.state.workers.values():
+        if worker.content and worker.member_of and worker.out == WITHOUT_A_WORD and not worker.finished:
+            fail(
+                turn,
+                f"worker {worker.name} ended with status 0 and without a word, as by os._exit(): nobody knows whether "
+                "its script has come to its end; let it end in its own way",
+            )
 
 
 def fail(turn: Turn, reason: str) -> None:

@@ -31,6 +31,8 @@ class Exited:
     worker: str
     incarnation: str = ""
     """Which process of that name; the latest if not said."""
+    status: int | None = None
+    """With which it has ended by itself."""
 
 
 @dataclass(frozen=True)

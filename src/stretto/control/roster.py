@@ -72,6 +72,8 @@ class Worker:
     """Why it is no longer part of the job."""
     exited: bool = False
     """The backend saw its process end; what it said before may not have been read yet."""
+    content: bool = False
+    """With status 0, of its own will."""
     ended: bool = False
     """Its process is confirmed to do nothing any more: it said bye, the backend saw it end, or its lease ran out."""
 

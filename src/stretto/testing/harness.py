@@ -297,7 +297,7 @@ class Harness:
             for worker in list(self.workers):
                 if not worker.running and not worker.reported:
                     worker.reported = True
-                    self.tell({"exited": worker.name})
+                    self.tell({"exited": worker.name, "status": worker.status})
                     if self.replace and worker.status == EVICTED_CODE:
                         self.launch()
                     with self.changed:

@@ -419,6 +419,15 @@ def a_count_of_a_head() -> None:
         time.sleep(0.02)
 
 
+def ending_without_a_word() -> None:
+    """After its loop, as scripts do whose threads would not end."""
+    model, optimizer = net(nn.Linear(4, 1))
+    for batch in job.batches(data, size=8, epochs=5):
+        train(model, optimizer, batch)
+    tell()
+    os._exit(0)
+
+
 CASES: dict[str, Callable[[], None]] = {
     case.__name__: case
     for case in (
@@ -444,6 +453,7 @@ CASES: dict[str, Callable[[], None]] = {
         failing_at_first_sight,
         a_hook_of_its_own,
         a_count_of_a_head,
+        ending_without_a_word,
     )
 }
 CASES[os.environ["CASE"]]()

@@ -145,7 +145,7 @@ class ElasticDriver(Driver):
 
     def _confirm(self, worker: Worker, exit: Exit) -> None:
         """Tell the coordinator that its process is gone."""
-        self.coordination.exited(worker.name)
+        self.coordination.exited(worker.name, status=exit.status if exit.how == "exited" and not exit.asked else None)
 
     @property
     def serving(self) -> bool:
