@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from enum import Enum
 from inspect import CO_GENERATOR
-from types import FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -50,6 +50,21 @@ class Departures:
 
     def __init__(self) -> None:
         self._script = _script()
+        self._asked_at = -1
+        """The script's instruction by which it asked for a batch last."""
+
+    def asks(self) -> None:
+        """For a batch."""
+        if self._script is not None:
+            self._asked_at = self._script.f_lasti
+
+    def ended_in_body(self) -> bool:
+        """At the end of a process without an error, where somebody still holds the loop, and has taken its batches one
+        by one: whether the script ended where it works on them. What happens in one call of the script looks alike."""
+        if self._script is None or not self.ended_by_exit():
+            return False
+        at = self._script.f_lasti
+        return self._asked_at in (-1, at) or _are_in_one_loop(self._script.f_code, self._asked_at, at)
 
     def ended_by_exit(self) -> bool:
         """At the end of a process without an error: whether its script did not come to its own end."""
@@ -67,6 +82,17 @@ class Departures:
             return Departure.BREAK
         exits = any(issubclass(type(one), SystemExit) for one in gc.get_objects())
         return Departure.EXIT if exits else Departure.ERROR
+
+
+def _are_in_one_loop(code: CodeType, one: int, other: int) -> bool:
+    """Two instructions, by the lines of the loops around the first."""
+    lines = {offset: line for start, end, line in code.co_lines() for offset in range(start, end, 2)}
+    for jump in dis.get_instructions(code):
+        if "JUMP_BACKWARD" in jump.opname and jump.argval <= one <= jump.offset:
+            inside = [line for offset in range(jump.argval, jump.offset, 2) if (line := lines.get(offset)) is not None]
+            if min(inside, default=0) <= (lines.get(other) or 0) <= max(inside, default=-1):
+                return True
+    return False
 
 
 def make_exits_seen() -> None:

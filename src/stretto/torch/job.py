@@ -574,6 +574,7 @@ class Job:
 
     def goes_on(self, loop: Generator[Any, None, None]) -> None:
         """The script asks for the next batch of this loop."""
+        self._departures.asks()
         if self._asked_loop is None or self._asked_loop() is not loop:
             self._asked_loop = weakref.ref(loop)
         self._paused = False
@@ -1465,7 +1466,8 @@ class Job:
         if goes_on:
             self._leave_paused()
         more = self._plan is not None and self._plan.loop.has(self.cursor.step + 1)
-        exits = self._departures.ended_by_exit() and (self._exits or (self._in_body and more))
+        exits = self._exits and self._departures.ended_by_exit()
+        exits |= self._in_body and more and self._departures.ended_in_body()
         # A thread that nobody waits for ends with the script.
         exits |= self._in_body and more and self._thread not in (0, threading.get_ident())
         if self._inside and (exits or self._died) and self._plan is not None and goes_on:
