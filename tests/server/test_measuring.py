@@ -50,7 +50,7 @@ class Played:
         self.active = Active(job, file, asked.request_of(job, file), seats, pool=0)
         self.estimates = Estimates()
         around = Surroundings(
-            folder=folder, url=lambda: "ws://nowhere", changed=self._changed, progressed=lambda number: None,
+            folder=folder / "jobs", url=lambda: "ws://nowhere", changed=self._changed, progressed=lambda number: None,
             estimates=self.estimates, pools=lambda: ("cpu",), clock=lambda: self.now_s,
             terminate=lambda number, name: None, environment={},
             disturbed=lambda number, since_s, until_s: since_s <= self.disturbed_s <= until_s,
