@@ -58,8 +58,11 @@ def account(name: str) -> Iterator[Account]:
 
 
 def remove(name: str) -> None:
+    """With whatever still runs: its number is soon somebody else's."""
     with contextlib.suppress(KeyError):
-        pwd.getpwnam(name)
+        for pid in _processes_of(pwd.getpwnam(name).pw_uid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
         subprocess.run(["userdel", "--force", "--remove", name], check=True, capture_output=True)
 
 
