@@ -102,6 +102,7 @@ def job(found: ElasticJob, own: Iterable[Pod] = ()) -> Job:
         lost=dict(kept.get("lost") or {}),
         stuck=[],
         spec=_shown(found, file),
+        withheld=False,
     )
 
 
