@@ -183,7 +183,7 @@ def test_what_was_seen_and_lost_is_known_again_from_the_status() -> None:
 def driver(request: pytest.FixtureRequest) -> ClusterGroupDriver:
     file = JobFile.model_validate({"run": "x", "level": "restart", "checkpoint": request.param})
     job = SimpleNamespace(level="restart", id="1", workers=(), finished=0, keeps=False, start_s=0.0)
-    around: Any = SimpleNamespace(folder=Path("/nonexistent"), clock=lambda: 100.0)
+    around: Any = SimpleNamespace(folder=Path("/nonexistent"), records=Path("/nonexistent"), clock=lambda: 100.0)
     active: Any = SimpleNamespace(job=job, file=file, number=1)
     entry: Any = None
     return ClusterGroupDriver(active, around, entry)
