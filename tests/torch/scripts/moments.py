@@ -410,11 +410,13 @@ def a_count_of_a_head() -> None:
     model, optimizer = net(*[nn.Linear(4, 4) for _ in range(60)], nn.Linear(4, 1))
     for frozen in list(model.parameters())[:80]:
         frozen.requires_grad_(False)
-    for i, batch in enumerate(job.batches(data, size=8, epochs=200)):
+    count = 0
+    for batch in job.batches(data, size=8, epochs=200):
+        count += 1
         optimizer.zero_grad()
         head = model[-1]
         hidden = model[:-1](batch.x)
-        (F.mse_loss(head(hidden), batch.y) + 0.1 * (i + 1) * head.weight.square().sum()).backward()
+        (F.mse_loss(head(hidden), batch.y) + 0.1 * count * head.weight.square().sum()).backward()
         optimizer.step()
         time.sleep(0.02)
 
