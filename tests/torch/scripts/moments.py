@@ -412,7 +412,7 @@ def a_count_of_a_head() -> None:
         frozen.requires_grad_(False)
     count = 0
     for batch in job.batches(data, size=8, epochs=200):
-        count += 1
+        count += 1  # noqa: SIM113
         optimizer.zero_grad()
         head = model[-1]
         hidden = model[:-1](batch.x)
